@@ -21,10 +21,10 @@ run: $(VENV)/.demo ## the demo service on 127.0.0.1:8080; ARGS="..." goes to it
 	$(BIN)/semel demo $(ARGS)
 
 test: check servers ## lint, types, all tests on real servers, coverage; WORKERS=1: one after the other
-	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --cov --cov-sparingly --cov-report=term $(ARGS)
+	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder --cov --cov-sparingly --cov-report=term $(ARGS)
 
 cover: servers ## all tests, and the coverage of their child processes as well: slower
-	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --cov --cov-config=tools/cover_children.ini --cov-report=term $(ARGS)
+	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder --cov --cov-config=tools/cover_children.ini --cov-report=term $(ARGS)
 
 quick: $(VENV)/.test ## the tests that start no server and no service: seconds
 	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal --hypothesis-profile=quick -m $(QUICK) $(ARGS)

@@ -61,13 +61,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)  # after the tests are shuffled
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the files with long tests first: at the end of a parallel run nobody waits for a single worker."""
+    """Run what takes long first: at the end of a parallel run nobody waits for a single worker."""
     ranks = {"faults": 0, "process": 0, "slow": 0, "server": 1}
     rank = {item.path: 2 for item in items}
     for item in items:
         for marker in item.iter_markers():
             rank[item.path] = min(rank[item.path], ranks.get(marker.name, 2))
-    items.sort(key=lambda item: rank[item.path])
+    items.sort(key=lambda item: -1 if item.get_closest_marker("xdist_group") else rank[item.path])
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -77,7 +77,6 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.collect()
     gc.freeze()
     gc.enable()
 

@@ -19,9 +19,9 @@ from semel.cli import main
 from semel.cli import size as size_command
 from semel.cli.measure import MEASURES, _prefix
 from semel.cli.samples import Sample, in_pages
-from semel.cli.size import Needs, bytes_in, duration, recommended, size
 from semel.core.encoding.snapshot import SIZE_LIMIT
 from semel.stores.dynamodb import DynamoDBStore
+from semel.stores.sizing import Needs, bytes_in, duration, recommended, size
 from semel.stores.urls import KINDS, SCHEMES, TRAITS, migrate_store, open_store
 from tests.servers import DynamoDBServer, MariaDBServer, PostgresServer, RedisClusterServers, RedisServer
 from tests.servers.base import free_port

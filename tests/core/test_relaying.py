@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from semel.core.call import Raised
 from semel.core.messaging.messages import (
     BrokerDown,
+    DestinationDown,
     JoinRelays,
     LeaveRelays,
     Message,
@@ -235,6 +236,52 @@ def test_a_message_that_is_not_published_does_not_prove_that_the_broker_is_up() 
     assert not relay.named(events.BrokerBack)
 
 
+def test_a_destination_that_is_down_waits_alone_and_costs_no_attempt() -> None:
+    relay = made(tries=2)
+    down = [relay.outbox.add(f"s{number}", destination="down") for number in (0, 0, 1, 2)]
+    down += [relay.outbox.add(destination="down") for _ in range(25)]  # more than a batch
+    relay.broker.answer = lambda message: DestinationDown("full") if message.destination == "down" else Sent()
+    times: list[float] = []
+    for step in range(400):
+        if isinstance(relay.request, Publish) and relay.request.messages[0].destination == "down":
+            times.append(relay.outbox.clock())
+        if step in (50, 100, 150, 200):
+            relay.outbox.add("t", destination="up")
+        relay.step()
+    assert [message.sequence for message in relay.broker.taken] == [1, 2, 3, 4]
+    assert set(relay.outbox.starts().values()) == {0}
+    pauses = [later - earlier for earlier, later in pairwise(times)]
+    assert all(pause <= found <= pause + 1.0 for pause, found in zip((0.5, 1.0, 2.0, 4.0), pauses[:4], strict=True))
+    assert [event.destination for event in relay.named(events.BrokerLost)] == ["down"]
+    assert relay.report.destinations_down == 1
+    assert not relay.report.broker_down
+    relay.broker.answer = lambda message: Sent()
+    relay.run_until(lambda: not relay.outbox.rows)
+    assert [event.destination for event in relay.named(events.BrokerBack)] == ["down"]
+    assert relay.report.destinations_down == 0
+    assert sorted(relay.broker.ids()[4:]) == sorted(message.id for message in down)
+    assert all(map(ordered, relay.broker.first_deliveries().values()))
+
+
+def test_a_destination_that_holds_the_others_up_rests() -> None:
+    relay = made(tries=3, batch=2)
+
+    def answer(message: Message) -> Result:
+        if message.destination != "stuck":
+            return Sent()
+        relay.outbox.clock.now += 20.0  # until the deadline
+        return TryAgain("not confirmed")
+
+    relay.broker.answer = answer
+    for _ in range(6):
+        relay.outbox.add(destination="stuck")
+        relay.outbox.add(destination="up")
+    began = relay.outbox.clock()
+    relay.run_until(lambda: len(relay.broker.taken) == 6)
+    assert relay.outbox.clock() - began < 45, "not 20 s for each"
+    assert [event.destination for event in relay.named(events.BrokerLost)] == ["stuck"]
+
+
 def test_draining_ends_when_the_broker_is_down() -> None:
     relay = made(until_idle=True)
     relay.outbox.add()
@@ -433,7 +480,9 @@ def test_order_and_completeness_whatever_happens(seed: int, policy: Poison, pipe
     def answer(message: Message) -> Result:
         if chance.random() >= trouble:
             return Sent()
-        match chance.randrange(4):
+        match chance.randrange(5):
+            case 4:
+                return DestinationDown("away")
             case 0:
                 refused.add(message.id)
                 return Refused("bad")
@@ -464,7 +513,7 @@ def test_order_and_completeness_whatever_happens(seed: int, policy: Poison, pipe
             locked = {outbox.rows[p].message.stream for group in open_transactions for p in group if p in outbox.rows}
             streams = [stream for stream in ("", "a", "b", "c") if not stream or stream not in locked]
             late = chance.random() < 0.3
-            added.append(outbox.add(chance.choice(streams), visible=not late))
+            added.append(outbox.add(chance.choice(streams), visible=not late, destination=chance.choice("xy")))
             if late:
                 open_transactions.append(list(set(outbox.rows) - before))
         if open_transactions and chance.random() < 0.2:

@@ -26,7 +26,8 @@ from semel import (
         ({"policy": {"ttl": "7d"}}, r'policy= is Policy\(ttl="7d"\) or the like, not dict'),
         ({"codec": b"k" * 32}, r"codec= is Codec\(cipher=KeyRing\(…\)\) or the like, not bytes"),
         ({"secret": "s3cret"}, r"secret= is bytes, .* or the like, not str$"),
-        ({"on_event": "print"}, r"on_event= is a function of an event, such as log_events\(\), not 'print'"),
+        ({"on_event": "print"}, r"on_event= is a function of an event, .* or a list of them, not 'print'"),
+        ({"on_event": ["print"]}, r"on_event= is a function of an event, .* or a list of them, not \['print'\]"),
         ({"quota": 5}, r"quota= is Quota\(live_keys=10_000\) or the like, not int"),
     ],
 )

@@ -18,16 +18,24 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from semel import AsyncOperation, AsyncSemel, AsyncSQLiteStore, Operation, Semel, SQLiteStore
 from semel.http import fastapi as async_glue
 from semel.http import flask as sync_glue
+from semel.observe import events
+from semel.observe.events import Event
 
 TRACE = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
 HEADERS = {"Idempotency-Key": "k1", "Idempotency-Root": "first", "Idempotency-Parent": "before", "traceparent": TRACE}
 
 
-def check(path: Path, statuses: list[int]) -> None:
+def check(path: Path, statuses: list[int], told: list[Event]) -> None:
     assert statuses == [201, 201, 409]
+    emitted = [event for event in told if isinstance(event, events.Emitted)]
+    assert [(event.operation, event.tenant, event.key) for event in emitted] == [
+        ("POST /pay", "alice", "k1"),
+        ("POST /pay", "alice", "k2"),  # rolled back later on
+    ]
     with closing(sqlite3.connect(path)) as conn:
         ((id, data, headers),) = conn.execute("SELECT id, data, headers FROM semel_outbox").fetchall()
     assert data == b'{"n":1}'
+    assert (emitted[0].message, emitted[0].type) == (id, "paid")
     assert json.loads(headers) == {
         "idempotency-key": id,
         "idempotency-root": "first",
@@ -38,13 +46,13 @@ def check(path: Path, statuses: list[int]) -> None:
 
 
 def test_fastapi(tmp_path: Path) -> None:
-    path = tmp_path / "shop.db"
+    path, told = tmp_path / "shop.db", list[Event]()
 
     async def main() -> list[int]:
         engine = create_async_engine(f"sqlite+aiosqlite:///{path}", poolclass=sa.NullPool)
         sessions = async_sessionmaker(engine)
         app = FastAPI()
-        guard = AsyncSemel(AsyncSQLiteStore(path), sweep_every=None)
+        guard = AsyncSemel(AsyncSQLiteStore(path), sweep_every=None, on_event=told.append)
         async_glue.install(app, guard=guard, tenant=lambda request: "alice")
 
         @app.post("/pay", status_code=201)
@@ -62,14 +70,14 @@ def test_fastapi(tmp_path: Path) -> None:
         await engine.dispose()
         return found
 
-    check(path, asyncio.run(main()))
+    check(path, asyncio.run(main()), told)
 
 
 def test_flask(tmp_path: Path) -> None:
-    path = tmp_path / "shop.db"
+    path, told = tmp_path / "shop.db", list[Event]()
     engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.NullPool)
     app = flask.Flask("shop")
-    guard = Semel(SQLiteStore(path), sweep_every=None)
+    guard = Semel(SQLiteStore(path), sweep_every=None, on_event=told.append)
     sync_glue.install(app, guard=guard, tenant=lambda request: "alice")
 
     @app.post("/pay")
@@ -85,4 +93,4 @@ def test_flask(tmp_path: Path) -> None:
     statuses = [client.post("/pay", headers={**HEADERS, "Idempotency-Key": key}).status_code for key in keys]
     guard.close()
     engine.dispose()
-    check(path, statuses)
+    check(path, statuses, told)

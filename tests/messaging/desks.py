@@ -22,7 +22,7 @@ from semel import (
     PostgresStore,
     SQLiteStore,
 )
-from semel.core.messaging.messages import SwitchMode, lane_of
+from semel.core.messaging.messages import lane_of
 from semel.core.ops import Op
 from tests.transactional.kinds import mysql_parameters
 
@@ -157,7 +157,8 @@ class Desk:
         }
 
     def clear(self) -> None:
-        self.execute(SwitchMode("queue"))
+        if self.dialect == "postgres":
+            self.sql("SELECT semel_switch('queue')")
         for table in TABLES:
             self.sql(f"DELETE FROM semel_{table}")
 

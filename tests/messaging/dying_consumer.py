@@ -41,11 +41,10 @@ class DyingSource(RedisStreamsSource):
         await super().acknowledge(deliveries)
 
 
-def main(dialect: str, url: str, redis: str, folder: str) -> None:
+def main(dialect: str, url: str, redis: str, folder: str, batches: str = "") -> None:
     desk = Desk(dialect, url)
     inbox = Inbox(desk.store)
 
-    @inbox.handler("ledger", connect=lambda: contextlib.closing(desk.connect()), tries=2, pause=0.01)
     def apply(message: Message, connection: Any) -> None:
         cursor = connection.cursor()
         cursor.execute(f"INSERT INTO applied (id) VALUES ('{message.id}')")
@@ -54,9 +53,21 @@ def main(dialect: str, url: str, redis: str, folder: str) -> None:
         if message.id == "poison":
             die()
 
+    def apply_all(messages: list[Message], connection: Any) -> None:
+        for message in messages:
+            apply(message, connection)
+
+    consumer = inbox.handler(
+        "ledger",
+        connect=lambda: contextlib.closing(desk.connect()),
+        tries=2,
+        pause=0.01,
+        in_batches=bool(batches),
+    )(apply_all if batches else apply)
+
     source = DyingSource(redis, stream="orders", group="ledger", consumer="one", ordered=False)
     source.folder = Path(folder)
-    apply.drain(source, idle=0.1)
+    consumer.drain(source, idle=0.1)
     desk.close()
 
 

@@ -64,12 +64,14 @@ class OutboxModel:
     _sequences: dict[str, int] = field(default_factory=dict)
     _positions: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
-    def add(self, stream: str = "", *, data: bytes = b"{}", visible: bool = True, starts: int = 0) -> Message:
+    def add(
+        self, stream: str = "", *, data: bytes = b"{}", visible: bool = True, starts: int = 0, destination: str = ""
+    ) -> Message:
         sequence = 0
         if stream:
             sequence = self._sequences[stream] = self._sequences.get(stream, 0) + 1
         position = next(self._positions)
-        message = Message(f"m{position}", "tested", data, stream=stream, sequence=sequence)
+        message = Message(f"m{position}", "tested", data, stream=stream, sequence=sequence, destination=destination)
         self.rows[position] = Row(message, visible=visible, starts=starts)
         return message
 
@@ -152,7 +154,7 @@ class OutboxModel:
         for failure in op.failed:
             if failure.position in relay.started:
                 row = self.rows[failure.position]
-                row.starts += 1
+                row.starts += failure.counts
                 if row.message.stream:
                     self.holds[row.message.stream] = self.clock() + failure.after
                 else:

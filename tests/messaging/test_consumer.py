@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from semel import AsyncSemel, Semel
+from semel.core.lineage import Lineage
 from semel.core.messaging.messages import JoinRelays, Message, StartMessages
 from semel.errors import ConfigurationError, PolicyError
 from semel.messaging import AsyncDeadLetters, AsyncInbox, DeadLetters, Inbox
@@ -42,6 +43,8 @@ class Books:
         self.desk = desk
         self.fails: dict[str, int] = {}
         """How often the handler fails, by message."""
+        self.batches: list[list[str]] = []
+        """The messages of each call of a handler of batches."""
         self.events: list[Event] = []
         self.sync = desk.kind in DIALECTS
         inbox: Any = (Inbox if self.sync else AsyncInbox)(desk.store)
@@ -67,6 +70,18 @@ class Books:
                 await outbox.add(connection, "booked", {"of": message.id})
                 self.check(message)
 
+            def apply_all(messages: list[Message], connection: Any) -> None:
+                self.batches.append([message.id for message in messages])
+                for message in messages:
+                    apply(message, connection)
+
+            async def apply_all_async(messages: list[Message], connection: Any) -> None:
+                self.batches.append([message.id for message in messages])
+                for message in messages:
+                    await apply_async(message, connection)
+
+            if settings.get("in_batches"):
+                return decorate(apply_all if self.sync else apply_all_async)
             return decorate(apply if self.sync else apply_async)
 
         self.make = make
@@ -239,6 +254,42 @@ def test_after_a_failure_the_later_messages_of_the_stream_wait(books: Books) -> 
     assert report.failed == 2
 
 
+def test_a_batch_is_applied_in_one_transaction_and_falls_apart_when_it_fails(books: Books) -> None:
+    source = ListSource([message("m-1"), message("m-2"), message("m-1"), message("m-3")])
+    report = books.consume(source, in_batches=True)
+    assert books.batches == [["m-1", "m-2", "m-3"]]
+    assert (report.applied, report.repeated, report.failed) == (3, 1, 0)
+    assert source.acknowledged == ["m-1", "m-2", "m-1", "m-3"]
+    books.fails = {"m-5": 99}
+    report = books.consume(
+        ListSource([message("m-3"), message("m-4"), message("m-5"), message("m-6")]), in_batches=True, tries=2
+    )
+    assert books.batches[1:] == [["m-4", "m-5", "m-6"], ["m-4"], ["m-5"], ["m-6"], ["m-5"]]
+    assert books.applied == ["m-1", "m-2", "m-3", "m-4", "m-6"]
+    assert books.dead == [("m-5", "Refused('m-5')", 2)]
+    assert (report.applied, report.repeated, report.failed, report.dead) == (2, 1, 1, 1)
+    assert len(books.desk.sql("SELECT id FROM semel_outbox")) == 5
+    assert books.desk.sql("SELECT id FROM semel_inbox_start") == []
+
+
+def test_batches_keep_the_order_of_streams_and_park_them(books: Books) -> None:
+    settings = {"ordered": True, "in_batches": True, "tries": 2}
+    books.consume(ListSource([*stream_of(1, 3), message("x-1", "o-8", 1), message("y"), *stream_of(5, 5)]), **settings)
+    assert books.batches == [["m-1", "m-2", "m-3", "x-1", "y", "m-5"]]
+    (gap,) = [event for event in books.events if event.name == "stream_gap"]
+    assert (gap.key, gap.missing) == ("m-5", 1)  # type: ignore[attr-defined]
+    books.fails = {"m-6": 9}
+    books.consume(ListSource([*stream_of(4, 4), *stream_of(6, 8), message("x-2", "o-8", 2)]), **settings)
+    assert books.applied == ["m-1", "m-2", "m-3", "x-1", "y", "m-5", "x-2"]
+    assert [row[0] for row in books.dead] == ["m-4", "m-6", "m-7", "m-8"]
+    books.fails = {}
+    books.desk.sql("DELETE FROM semel_dead_letter WHERE id = 'm-4'")
+    again = books.redrive()
+    books.consume(ListSource([*again, *stream_of(9, 9)]), **settings)
+    assert books.applied[7:] == ["m-6", "m-7", "m-8", "m-9"]
+    assert books.dead == []
+
+
 def test_what_a_handler_emits_has_the_same_id_in_every_run(books: Books) -> None:
     headers = {"idempotency-root": "order-1", "traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
     books.consume(ListSource([message("m-1", headers=headers)]))
@@ -397,6 +448,42 @@ def test_a_handler_with_a_guard_repeats_no_step(open_desk: Callable[[str], Desk]
         report = desk._runner.run(consume())  # type: ignore[union-attr]
     assert done == ["m-1"]
     assert (report.applied, report.repeated, report.failed) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "async-sqlite"])
+def test_a_handler_with_a_guard_goes_on_with_the_lineage_of_the_message(
+    open_desk: Callable[[str], Desk], kind: str
+) -> None:
+    desk = open_desk(kind)
+    desk.sql("DELETE FROM semel_record")
+    trace = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    headers = {"idempotency-root": "order-1", "idempotency-parent": "pay-1", "traceparent": trace}
+    source = ListSource([message("m-1", headers=headers)])
+    came: list[Any] = []
+    if kind == "sqlite":
+        with Semel(desk.store, sweep_every=None) as guard:
+
+            @Inbox(desk.store).handler("payout", guard=guard)
+            def pay(message: Message, op: Any) -> None:
+                came.extend((op.lineage, op._next_lineage))
+
+            pay.drain(source)
+            record: Any = guard.lookup("payout", "m-1")
+    else:
+
+        async def consume() -> Any:
+            guard = AsyncSemel(desk.store, sweep_every=None)
+
+            @AsyncInbox(desk.store).handler("payout", guard=guard)
+            async def pay(message: Message, op: Any) -> None:
+                came.extend((op.lineage, op._next_lineage))
+
+            await pay.drain(source)
+            return await guard.lookup("payout", "m-1")
+
+        record = desk._runner.run(consume())  # type: ignore[union-attr]
+    assert came == [Lineage("order-1", "pay-1", trace), Lineage("order-1", "m-1", trace)]
+    assert (record.key, record.root, record.parent) == ("m-1", "order-1", "pay-1")
 
 
 def test_an_async_handler_needs_an_async_inbox(on_sqlite: Books) -> None:

@@ -13,6 +13,8 @@ import pytest
 from confluent_kafka import Consumer
 
 from semel.core.messaging.messages import Message
+from semel.errors import BrokerUnavailable
+from semel.messaging.brokers import kafka as kafka_module
 from semel.messaging.brokers.kafka import KafkaBroker, KafkaSource
 from semel.messaging.ports import Delivery, Refused, Result, Sent, TryAgain
 from semel.testing import brokers
@@ -174,6 +176,62 @@ def test_a_paused_server_does_not_hold_up_publish(mortal_kafka: KafkaServer) -> 
         assert [number for at, number in enumerate(found) if number not in found[:at]] == [1, 2, 3][: len(set(found))]
 
     asyncio.run(main())
+
+
+def test_a_paused_server_does_not_hold_up_an_acknowledgement(
+    mortal_kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka alone waits for the length of a session."""
+    url = mortal_kafka.topic()
+    monkeypatch.setattr(kafka_module, "ACK_TIMEOUT", 0.5)
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(url)
+        await publish(broker, [message := brokers.new_message()])
+        await broker.close()
+        source = KafkaSource.from_url(f"{url}?group=g&{QUICK}")
+        held = await receive(source, 1)
+        freeze(mortal_kafka.pid)
+        try:
+            began = time.monotonic()
+            with pytest.raises(BrokerUnavailable, match="did not answer"):
+                await source.acknowledge(held)
+            assert time.monotonic() - began < 4
+        finally:
+            os.kill(mortal_kafka.pid or 0, signal.SIGCONT)
+        await source.close()
+        source = KafkaSource.from_url(f"{url}?group=g&{QUICK}")
+        for each in await source.receive(1, 2):  # nobody knows whether Kafka has heard it
+            assert each.message.id == message.id
+        await source.close()
+
+    asyncio.run(main())
+
+
+def test_what_comes_while_an_offset_is_committed_keeps_its_order(kafka: KafkaServer) -> None:
+    url = kafka.topic(partitions=1)
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(url)
+        await publish(broker, brokers.new_streams(streams=1, each=30))
+        await broker.close()
+        source = KafkaSource.from_url(f"{url}?group=g&{QUICK}")
+        seen: list[int] = []
+        async with asyncio.timeout(30):
+            while len(seen) < 30:
+                for each in await source.receive(1, 1):
+                    if each.message.sequence % 7 or each.message.sequence in tried:
+                        await source.acknowledge([each])  # the others come meanwhile
+                        seen.append(each.message.sequence)
+                    else:
+                        tried.add(each.message.sequence)
+                        await source.postpone(each, 0.0)
+        assert seen == sorted(seen)
+        await source.close()
+
+    tried: set[int] = set()
+    asyncio.run(main())
+    assert tried == {7, 14, 21, 28}
 
 
 def test_partitions_move_to_a_second_consumer_and_nothing_is_lost(kafka: KafkaServer) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,12 +18,23 @@ import pytest
 
 from semel.core.messaging.messages import Message
 from semel.errors import BrokerUnavailable, ConfigurationError
-from semel.messaging.brokers.nats import NATSBroker, NATSSource
+from semel.messaging.brokers.nats import ACK_TIMEOUT, NATSBroker, NATSSource
 from semel.messaging.brokers.urls import open_broker, open_source
 from semel.messaging.ports import BrokerDown, Delivery, Refused, Sent, TryAgain
 from semel.testing.brokers import BrokerSuite, SourceSuite
 from tests.servers import NATSServer
 from tests.servers.freezing import freeze
+
+HOLDS = """
+import asyncio, sys, time
+from semel.messaging.brokers.nats import NATSSource
+async def main():
+    found = await NATSSource.from_url(sys.argv[1]).receive(1, 20)
+    print(found[0].message.sequence, flush=True)
+    time.sleep(60)
+asyncio.run(main())
+"""
+"""A consumer that receives a message and does nothing more."""
 
 
 class NATSOutage:
@@ -205,6 +218,55 @@ class TestConsuming(OnNATS):
             await second.acknowledge([three])
             for each in (second, broker):
                 await each.close()
+
+        asyncio.run(main())
+
+    @pytest.mark.process
+    def test_what_a_killed_process_held_comes_again_after_ack_wait(self, server: NATSServer, subject: str) -> None:
+        url = f"{server.url}/{subject}?durable=billing&ack_wait=1s"
+
+        async def publish() -> None:
+            broker = NATSBroker(server.url, subject=subject)
+            for sequence in (1, 2):
+                assert await broker.publish([message("s", sequence)], soon()) == [Sent()]
+            await broker.close()
+
+        async def consume() -> None:
+            source = NATSSource.from_url(url)
+            for sequence, starts in ((1, 2), (2, 1)):
+                (found,) = await receive(source, 1)
+                assert (found.message.sequence, found.starts) == (sequence, starts)
+                await source.acknowledge([found])
+            await source.close()
+
+        asyncio.run(publish())
+        with subprocess.Popen([sys.executable, "-c", HOLDS, url], stdout=subprocess.PIPE) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"1\n"
+            holder.kill()
+        asyncio.run(consume())
+
+    def test_an_acknowledgement_does_not_outwait_its_connection(self, private_nats: NATSServer) -> None:
+        """nats-py would wait ten seconds for the answer. So long, an ordered source has nothing to do."""
+
+        async def main() -> None:
+            await create_stream(private_nats.url, "orders")
+            broker = NATSBroker(private_nats.url, subject="orders")
+            assert await broker.publish([message("a", 1)], soon()) == [Sent()]
+            await broker.close()
+            source = NATSSource(private_nats.url, subject="orders", durable="d", ack_wait="1s")
+            found = await receive(source, 1)
+            freeze(private_nats.pid)  # the request arrives, and no answer
+            acknowledging = asyncio.ensure_future(source.acknowledge(found))
+            await asyncio.sleep(0.05)
+            private_nats.crash()
+            began = time.monotonic()
+            with pytest.raises(BrokerUnavailable):
+                await acknowledging
+            assert time.monotonic() - began < ACK_TIMEOUT / 2
+            private_nats.return_()
+            await source.acknowledge(await receive(source, 1))
+            await source.close()
 
         asyncio.run(main())
 

@@ -13,7 +13,15 @@ import pytest
 
 from semel import MemoryStore, PostgresStore, SQLiteStore
 from semel.core.messaging import relaying
-from semel.core.messaging.messages import BrokerDown, HeldStream, InspectOutbox, Refused, Sent, TryAgain
+from semel.core.messaging.messages import (
+    BrokerDown,
+    DestinationDown,
+    HeldStream,
+    InspectOutbox,
+    Refused,
+    Sent,
+    TryAgain,
+)
 from semel.core.messaging.relaying import RelayReport
 from semel.core.ops import Op
 from semel.errors import BrokerUnavailable, ConfigurationError, PolicyError, StoreUnavailable
@@ -86,6 +94,23 @@ def test_failures_are_settled_in_the_database(desk: Desk) -> None:
     assert state["hold"]["s2"] == ("parked", "worse")
     assert {id for id, _, _ in state["dead"]} == {"m1", "m2", "m5", "m8"}
     assert broker.ids() == ["m4", "m7"]
+
+
+def test_messages_for_a_destination_that_is_down_wait_and_count_no_start(desk: Desk) -> None:
+    outbox = Outbox(desk.store)
+    with desk.transaction(desk.conn):
+        for number in range(6):
+            outbox.add(desk.conn, "made", {}, id=f"s{number}", stream="s" * (number % 2), destination="down")
+        outbox.add(desk.conn, "made", {}, id="u", stream="u", destination="up")
+    broker = RecordingBroker()
+    broker.answer = lambda message: DestinationDown("away") if message.destination == "down" else Sent()
+    report = drain(desk, broker)
+    assert broker.ids() == ["u"]
+    assert (report.sent, report.failed, report.destinations_down) == (1, 0, 1)
+    state = desk.state()
+    assert [starts for _, starts, _ in state["outbox"]] == [0] * 6
+    assert state["hold"] == {"s": ("waits", "away")}
+    assert [due for id, _, due in state["outbox"] if id in ("s0", "s2", "s4")] == [False] * 3
 
 
 @pytest.mark.slow

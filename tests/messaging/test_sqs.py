@@ -12,12 +12,14 @@ from urllib.parse import quote
 from uuid import uuid4
 
 import boto3
+import botocore.session
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.core.messaging.messages import Message, attributes
 from semel.errors import BrokerUnavailable, ConfigurationError
+from semel.messaging.brokers import aws
 from semel.messaging.brokers.aws import AWSClient, decode, encode, result_of
 from semel.messaging.brokers.sns import SNSBroker
 from semel.messaging.brokers.sqs import SQSBroker, SQSSource
@@ -233,11 +235,15 @@ def test_without_credentials_it_is_down(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    monkeypatch.setattr(
+        aws, "_session", botocore.session.get_session
+    )  # the session of the process may know some already
 
     async def main() -> None:
         broker = SQSBroker(REGION, queue="q", endpoint="http://127.0.0.1:1")
         (result,) = await broker.publish([message()], soon())
         assert isinstance(result, BrokerDown), result
+        assert "credentials" in result.reason
         await broker.close()
 
     asyncio.run(main())

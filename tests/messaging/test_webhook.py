@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import socket
+import sqlite3
 import ssl
 import threading
 import time
@@ -26,12 +28,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from standardwebhooks import Webhook
 
+from semel import SQLiteStore
 from semel.core.messaging.messages import Message, read_message
 from semel.errors import ConfigurationError
+from semel.messaging import Outbox, Relay
 from semel.messaging.brokers import webhook
 from semel.messaging.brokers.urls import open_broker, open_source
 from semel.messaging.brokers.webhook import WebhookBroker, sign
-from semel.messaging.ports import BrokerDown, Capabilities, Delivery, Refused, Sent, TryAgain
+from semel.messaging.ports import Capabilities, Delivery, DestinationDown, Refused, Sent, TryAgain
 from semel.testing.brokers import BrokerSuite
 
 SECRET = "whsec_" + b64encode(b"0123456789abcdef0123456789abcdef").decode()
@@ -216,9 +220,33 @@ def test_a_receiver_that_cannot_be_reached_is_down_only_if_it_is_the_default_one
     alive = Receiver()
     broker = WebhookBroker(dead, secret=SECRET, private=True, connect_timeout=2)
     results = publish(broker, message(), message(destination=dead), message(destination=alive.url), message())
-    assert [type(result) for result in results] == [BrokerDown, TryAgain, Sent, BrokerDown], results
+    assert [type(result) for result in results] == [DestinationDown, TryAgain, Sent, DestinationDown], results
     receiver.start()
     assert publish(broker) == [Sent()]
+    alive.stop()
+
+
+def test_a_relay_goes_on_with_the_others_while_the_default_receiver_is_down(receiver: Receiver, tmp_path: Path) -> None:
+    receiver.stop()
+    alive = Receiver()
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as conn:
+        store = SQLiteStore(tmp_path / "shop.db")
+        outbox = Outbox(store)
+        with conn:
+            for number in range(3):
+                outbox.add(conn, "made", {}, id=f"d{number}", stream="d")
+        broker = WebhookBroker(receiver.url, secret=None, private=True, connect_timeout=2)
+        with Relay(store, broker, batch=2) as relay:
+            for number in range(3):
+                with conn:
+                    outbox.add(conn, "made", {}, id=f"a{number}", stream="a", destination=alive.url)
+                relay.wake()
+                assert alive.received.get(timeout=10)[0]["ce-id"] == f"a{number}"
+            assert not relay.report.broker_down
+            receiver.start()
+            assert [receiver.received.get(timeout=30)[0]["ce-id"] for _ in range(3)] == ["d0", "d1", "d2"]
+            assert relay.report.failed == 0
+        store.close()
     alive.stop()
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,23 @@ from semel import (
     KeyExpired,
     KeyReused,
     LeaseLost,
+    MemoryStore,
     OutcomeUnknown,
+    Policy,
     Quota,
     Recovered,
     ResultNotStored,
+    Semel,
     State,
     StoreUnavailable,
     TooManyKeys,
     Wait,
     current_operation,
 )
+from semel.core.call import Raised, Returned
+from semel.core.flows import perform
 from semel.core.keys import identity
-from semel.core.ops import Claim, Complete, Release, Renew
+from semel.core.ops import Claim, Claimed, Complete, Existing, Record, Release, Renew
 from semel.core.quota import Meter
 from semel.engine.guard import Guard
 from semel.errors import NotUndone
@@ -42,6 +48,7 @@ from tests.engine.scripted import Gate
 ROOT = Path(__file__).parents[2]
 
 ID = identity("acme", "op", "k")
+VALUE = Semel(MemoryStore()).make_call("op", "k", "", b"", Policy()).seal_value(1)
 Found = dict[str, Any]
 
 
@@ -55,7 +62,7 @@ def fail() -> None:
 
 def started(engine: Engine) -> Found:
     engine.run(lambda: 1, tenant="acme")
-    return {"attempt": 1, "token": int}
+    return {"attempt": 1, "token": int, "root": "", "parent": "", "seconds": float}
 
 
 def taken_over(engine: Engine) -> Found:
@@ -68,13 +75,13 @@ def completed(engine: Engine) -> Found:
     engine.run(lambda: 1, tenant="acme")
     record = engine.record(tenant="acme")
     assert record is not None
-    return {"attempt": 1, "size": len(record.snapshot or b"")}
+    return {"attempt": 1, "size": len(record.snapshot or b""), "seconds": float, "store_seconds": float}
 
 
 def failure_remembered(engine: Engine) -> Found:
     with pytest.raises(Boom):
         engine.run(fail, tenant="acme", remember_errors=Boom)
-    return {"attempt": 1, "error": "Boom('no')"}
+    return {"attempt": 1, "error": "Boom('no')", "seconds": float}
 
 
 def recovered(engine: Engine) -> Found:
@@ -86,14 +93,14 @@ def recovered(engine: Engine) -> Found:
 def released(engine: Engine) -> Found:
     with pytest.raises(Boom):
         engine.run(fail, tenant="acme")
-    return {"attempt": 1, "error": "Boom('no')", "resumable": False}
+    return {"attempt": 1, "error": "Boom('no')", "resumable": False, "seconds": float}
 
 
 def replayed(engine: Engine) -> Found:
     engine.run(lambda: 1, tenant="acme")
     engine.clock.advance(5)
     engine.run(lambda: 1, tenant="acme")
-    return {"age": pytest.approx(5, abs=0.01), "attempt": 1}
+    return {"age": pytest.approx(5, abs=0.01), "attempt": 1, "seconds": float}
 
 
 def waited(engine: Engine) -> Found:
@@ -221,7 +228,7 @@ def unkeyed(engine: Engine) -> Found:
     life: Lifecycle[Any] = Lifecycle(middleware, {}, lambda environ, middleware: Exchange("POST", "/pay", b"", []))
     with pytest.raises(StopIteration, match="True"):
         next(life.claim(idempotent(required=False)))
-    return {"operation": "POST /pay", "tenant": "", "key": ""}
+    return {"operation": "POST /pay", "tenant": "", "key": "", "id": bytes}
 
 
 def expired(engine: Engine) -> Found:
@@ -256,7 +263,7 @@ def swept(engine: Engine) -> Found:
     engine.run(lambda: 1, tenant="acme", ttl=1)
     engine.clock.advance(2)
     engine.do(engine.guard.sweep)
-    return {"operation": "", "tenant": "", "key": "", "removed": 1, "unknown": 0}
+    return {"operation": "", "tenant": "", "key": "", "removed": 1, "unknown": 0, "id": b""}
 
 
 SCENARIOS: dict[str, Callable[[Engine], Found]] = {
@@ -276,6 +283,9 @@ ELSEWHERE: dict[str, str] = {
     "cache_back": "tests/stores",
     "recovery_failed": "tests/engine",
     "recovery_given_up": "tests/engine",
+    "emitted": "tests/http",
+    "applied": "tests/core",
+    "skipped": "tests/core",
     "published": "tests/core",
     "publish_failed": "tests/core",
     "publish_given_up": "tests/core",
@@ -301,7 +311,7 @@ def test_events_that_need_more_are_seen_where_they_are_told(name: str) -> None:
 @pytest.mark.parametrize("event", [event for event in EVENTS if event.name not in ELSEWHERE], ids=lambda e: e.name)
 def test_every_event_is_emitted_with_the_right_fields(engine: Engine, event: type[Event]) -> None:
     assert event.name in SCENARIOS, "an event without a scenario may never be seen by anyone"
-    expected = {"operation": "op", "tenant": "acme", "key": "k", **SCENARIOS[event.name](engine)}
+    expected = {"operation": "op", "tenant": "acme", "key": "k", "id": ID, **SCENARIOS[event.name](engine)}
     expected.setdefault("route", expected["operation"])
     emitted = [found for found in engine.events if type(found) is event]
     assert emitted, f"{event.name} was not emitted, but {engine.names()}"
@@ -339,13 +349,14 @@ def test_with_no_hook_no_event_is_made(quick_engine: Engine, monkeypatch: pytest
     for event in EVENTS:
         real = event.__init__
 
-        def count(self: Any, *args: Any, real: Any = real, name: str = event.name, route: str = "") -> None:
+        def count(self: Any, *args: Any, real: Any = real, name: str = event.name, **more: Any) -> None:
             made.append(name)
-            real(self, *args, route=route)
+            real(self, *args, **more)
 
         monkeypatch.setattr(event, "__init__", count)
     loud = engine.guard
     engine.guard = engine.new_guard(on_event=None)
+    assert engine.guard.make_call("op", "k", "", b"", Policy()).clock is None, "no time is taken"
     for index, (name, scenario) in enumerate(SCENARIOS.items()):
         if name not in ("renewed", "renewal_failed"):
             fresh(engine, index)
@@ -380,6 +391,64 @@ def test_a_hook_that_raises_never_fails_the_call(
     SCENARIOS[name](engine)
     assert name in [event.name for event in seen]
     assert f"the event hook failed at {name}" in caplog.text
+
+
+def test_several_hooks_are_called_in_turn_and_one_that_raises_stops_no_other(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+
+    def broken(event: Event) -> None:
+        seen.append("broken")
+        raise RuntimeError
+
+    engine.guard = engine.new_guard(on_event=[broken, lambda event: seen.append(event.name)])
+    engine.guard.add_event_hook(lambda event: seen.append("added"))
+    engine.run(lambda: 1)
+    assert seen == ["broken", "started", "added", "broken", "completed", "added"]
+    assert caplog.text.count("the event hook failed at") == 2
+
+
+def timed(*answers: tuple[float, Any]) -> dict[str, Any]:
+    """Run a flow by hand. Each answer comes at its time, and the last one ends it. Returns the last event's times."""
+    told: list[Event] = []
+    guard = Semel(MemoryStore(), on_event=told.append, sweep_every=None)
+    call = guard.make_call("op", "k", "", b"", Policy(on_duplicate=Wait("1m")))
+    now = 0.0
+    call.clock, call.began = (lambda: now), 0.0
+    flow = perform(call)
+    next(flow)
+    for at, answer in answers:
+        now = at
+        with suppress(StopIteration):
+            flow.send(answer)
+    return {name: getattr(told[-1], name) for name in ("name", "seconds", "store_seconds") if hasattr(told[-1], name)}
+
+
+RUNNING, DONE = (Existing(Record(ID, state, 1, 1, b"", VALUE, 1.0, 0.0, 9.0)) for state in (State.RUNNING, State.DONE))
+
+
+def test_seconds_count_from_the_claim_and_those_of_a_duplicate_with_its_wait() -> None:
+    assert timed((1.0, Claimed(1, 1))) == {"name": "started", "seconds": 1.0}
+    ran = ((1.0, Claimed(1, 1)), (5.0, Returned(1)), (7.0, True))
+    assert timed(*ran) == {"name": "completed", "seconds": 7.0, "store_seconds": 2.0}
+    raised = ((1.0, Claimed(1, 1)), (5.0, Raised(Boom())), (7.0, True))
+    assert timed(*raised) == {"name": "released", "seconds": 7.0}
+    assert timed((3.0, DONE)) == {"name": "replayed", "seconds": 3.0}
+    waited = ((1.0, RUNNING), (11.0, 10.0))
+    assert timed(*waited, (12.0, DONE)) == {"name": "replayed", "seconds": 12.0}
+    took_over = (*waited, (12.0, Claimed(2, 2)), (15.0, Returned(1)), (17.0, True))
+    assert timed(*took_over) == {"name": "completed", "seconds": 7.0, "store_seconds": 2.0}
+
+
+def test_lineage_is_told_at_the_start(engine: Engine) -> None:
+    def outer() -> Iterator[Any]:
+        yield engine.guard.run("inner", key="i", call=lambda: 1)
+
+    engine.run(outer)
+    starts = {event.operation: event for event in engine.events if isinstance(event, events.Started)}
+    assert (starts["op"].root, starts["op"].parent) == ("", "")
+    assert (starts["inner"].root, starts["inner"].parent) == ("k", "k")
 
 
 def test_the_order_of_events_of_a_first_call_and_a_replay(engine: Engine) -> None:

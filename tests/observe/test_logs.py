@@ -12,8 +12,8 @@ from semel.observe.events import EVENTS, Event, Replayed, Started, SweptEvent
 
 def example(event: type[Event]) -> Event:
     values: dict[str, Any] = {"str": "words", "int": 3, "float": 1.5, "bool": True}
-    fields = [values[str(getattr(f.type, "__name__", f.type))] for f in dataclasses.fields(event)[4:]]
-    return event("op", "acme", "secret-key", *fields, route="route")
+    fields = [values[str(getattr(f.type, "__name__", f.type))] for f in dataclasses.fields(event)[5:]]
+    return event("op", "acme", "secret-key", *fields, route="route", id=b"i" * 16)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
@@ -26,7 +26,7 @@ def test_each_event_is_logged_at_its_own_level(event: type[Event], caplog: pytes
     assert record.name == "semel"
     assert record.getMessage().startswith(f"{event.name} operation='op' tenant='acme' key='secret-key'")
     assert record.semel_event == event.name  # type: ignore[attr-defined]
-    assert record.semel == dataclasses.asdict(made)  # type: ignore[attr-defined]
+    assert record.semel == {**dataclasses.asdict(made), "id": "69" * 16}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)

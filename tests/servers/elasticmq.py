@@ -18,6 +18,7 @@ class ElasticMQServer(Server):
     name = "elasticmq"
     binaries = ("java",)
     packages = MavenParts.packages
+    slow_to_start = True
     start_timeout = 60.0
 
     @property

@@ -314,6 +314,7 @@ def test_many_sweepers_neither_wait_nor_count_twice(database: str, store: MySQLS
 PARAMETERS: dict[str, Any] = {
     "after": b"", "last": b"1" * 16, "done": 1,
     "token": 1, "origin": 1, "nonce": 1, "takeover": 0, "lease": 1, "ttl": 1, "position": 0, "most": 10, "state": 1,
+    "place": "2026-01-01 00:00:00.000000", "past": 0, "oldest": 10,
     "fingerprint": b"", "snapshot": b"", "value": b"", "name": b"n", "tenant": "t", "operation": "o", "key": "k",
 }  # fmt: skip
 

@@ -88,10 +88,13 @@ _WHO: Final = {
 }
 
 
+EVERY_EVENT: Final = {f.name for f in fields(events.Event)}
+
+
 def event_table() -> str:
     rows = []
     for event in events.EVENTS:
-        own = ", ".join(f"`{f.name}`" for f in fields(event) if f.name not in ("operation", "tenant", "key", "route"))
+        own = ", ".join(f"`{f.name}`" for f in fields(event) if f.name not in EVERY_EVENT)
         rows.append(f"| `{event.name}` | `{event.__name__}` | {_LEVELS[event.level]} | {own} | {_summary(event)} |")
     return _table("name | class | level | its own fields | when", rows)
 
@@ -158,7 +161,7 @@ GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("Keys on the way out", ("outgoing_call", "OutgoingCall", "outgoing_headers", "outgoing_metadata", "outgoing_key",
                              "derive_key", "in_context")),
     ("Recovery and resumption", ("Recovered", "NOT_DONE", "CANNOT_TELL", "Resumer", "AsyncResumer", "ResumeReport")),
-    ("What comes back", ("Outcome", "StatementResult", "Record", "State", "Swept")),
+    ("What comes back", ("Outcome", "StatementResult", "Record", "State", "Swept", "Listing", "Size")),
     ("Keys, results, encryption", ("KeyFormat", "Serializer", "Codec", "KeyRing")),
     ("Events", ("log_events",)),
     ("Errors", _CAUGHT),
@@ -396,10 +399,12 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.stores.mysql", "Tables in MySQL and MariaDB.", _STORE_SETUP),
     ("semel.stores.dynamodb", "The table in DynamoDB.",
      ("check", "cloudformation", "iam_policy", "migrate", "terraform")),
-    ("semel.observe.events", "[Events](events.md). The classes are listed there.", ("EVENTS", "Event", "EventHook")),
+    ("semel.observe.events", "[Events](events.md). The classes are listed there.",
+     ("EVENTS", "Event", "EventHook", "EventHooks")),
     ("semel.core.ops", "What a [store of your own](stores.md#the-contract-of-a-store) executes and returns.", (
         "Op", "Claim", "Claimed", "Existing", "Record", "Renew", "Complete", "CompleteWith", "NotWritten", "Release",
         "SaveStep", "Lookup", "Resolve", "Sweep", "Swept", "Count", "Resumable", "Abandoned", "Page",
+        "ListRecords", "Listing", "Measure", "Size",
     )),
     ("semel.core.states", "[The table of states](states.md).", ("State", "Move", "Takeover", "TRANSITIONS")),
     ("semel.testing.conformance", "[Proves a store](../how-to/prove-a-store.md).", (

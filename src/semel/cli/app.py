@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final, NoReturn, cast
 
 from semel import __version__
+from semel.cli.audit import AUDIT
 from semel.cli.client import CLIENT
 from semel.cli.commands import INTERRUPTED, STORE_VARIABLE, USAGE, exit_code, say
 from semel.cli.demo import DEMO
@@ -37,6 +38,7 @@ COMMANDS: Final = (
     OUTBOX,
     DLQ,
     DESCRIBE,
+    AUDIT,
     SIZE,
     STORES,
     DIAGRAM,

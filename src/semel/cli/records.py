@@ -10,9 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from semel.cli.commands import FAILED, OK, Command, add_record, as_json, load_guard, names_guard, open_guard, say
-from semel.core.ops import Record
-from semel.core.states import State
-from semel.errors import PolicyError, SemelError
+from semel.errors import PolicyError
 
 if TYPE_CHECKING:
     from semel.codec import Codec
@@ -24,9 +22,11 @@ def configure_lookup(parser: argparse.ArgumentParser) -> None:
 
 
 def lookup(args: argparse.Namespace) -> int:
+    from semel.engine.outcomes import describe_record
+
     tenant = args.tenant or None
     record, codec = _ask(args, lambda guard: guard.lookup(args.operation, args.key, tenant=tenant), reads_only=True)
-    shown = {"operation": args.operation, "key": args.key, "tenant": args.tenant, **describe(record, codec)}
+    shown = {"operation": args.operation, "key": args.key, "tenant": args.tenant, **describe_record(record, codec)}
     if args.json:
         print(as_json(shown))
     else:
@@ -58,66 +58,6 @@ def _ask(args: argparse.Namespace, ask: Callable[[Any], Any], *, reads_only: boo
             return await ask(guard)
 
     return asyncio.run(ask_async()), guard.codec
-
-
-def describe(record: Record | None, codec: Codec) -> dict[str, Any]:
-    """A record as plain values. Times are seconds from now. Fields that mean nothing in its state are left out."""
-    if record is None:
-        return {"state": State.ABSENT.name.lower()}
-    shown: dict[str, Any] = {
-        "state": record.state.name.lower(),
-        "id": record.id.hex(),
-        "attempt": record.attempt,
-        "token": record.token,
-        "age": round(record.age, 3),
-    }
-    if record.root is not None:  # as the caller named them
-        shown["root"] = record.root
-        shown["parent"] = record.parent
-    if record.state is State.RUNNING:
-        shown["lease_left"] = round(record.lease_left, 3)
-    if record.state is State.DONE:
-        shown["expires_in"] = round(record.expires_in, 3)
-        shown.update(_outcome(record, codec))
-    return shown
-
-
-def _outcome(record: Record, codec: Codec) -> dict[str, Any]:
-    from semel.core.encoding.plain import PLAIN
-    from semel.core.encoding.serializers import decode_result
-    from semel.core.encoding.snapshot import Kind, decode_response
-
-    try:
-        snapshot = codec.open(record.snapshot or b"", record.id)
-        if snapshot.kind is Kind.EMPTY:
-            return {"not_kept": snapshot.reason}
-        if snapshot.kind is Kind.RESPONSE:
-            status, headers, body, omitted = decode_response(snapshot.payload)
-            lines = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
-            return {"response": {"status": status, "headers": lines, "body": None if omitted else _text(body)}}
-        if snapshot.kind is Kind.VALUE:
-            try:
-                return {"result": decode_result(PLAIN, snapshot.serializer, snapshot.payload)}
-            except SemelError:
-                pass  # only the program knows this type: show the stored form
-        name = "failure" if snapshot.kind is Kind.ERROR else "result"
-        return {name: _as_stored(snapshot.payload)}
-    except SemelError as error:
-        return {"unreadable": str(error)}
-
-
-def _as_stored(payload: bytes) -> Any:
-    try:
-        return json.loads(payload)
-    except ValueError:
-        return repr(payload)
-
-
-def _text(body: bytes) -> str:
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return repr(body)
 
 
 def _response_lines(response: dict[str, Any]) -> list[str]:

@@ -170,7 +170,7 @@ class _Lines:
             say(as_json(asdict(report)))
         else:
             say(f"in all: {_summary(report)}")
-        bad = report.failed or report.dead or report.blocked or report.broker_down
+        bad = report.failed or report.dead or report.blocked or report.broker_down or report.destinations_down
         return FAILED if self.once and bad else OK
 
 
@@ -185,6 +185,8 @@ def _summary(report: RelayReport) -> str:
         parts.append(f"{report.lanes} of 64 lanes")
     if report.broker_down:
         parts.append(f"the broker is down: {report.broker_down}")
+    if report.destinations_down:
+        parts.append(f"{report.destinations_down} destinations are down")
     return ", ".join(parts)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from semel.core.encoding.plain import PLAIN
 from semel.core.encoding.serializers import ResultSerializer, decode_error, decode_result, encode_error
 from semel.core.encoding.snapshot import NOT_SEALED, Envelope, Kind, NotSerializable
+from semel.core.lineage import read_lineage
 from semel.core.ops import INPUT, Claim, Claimed, Complete, CompleteWith, Op, Record
 from semel.core.values import value
 from semel.errors import ResultNotStored, SemelError
@@ -211,6 +212,12 @@ class Call:
     """Writes to make together with the completion; None once the completion was sent."""
     lineage: Mapping[bytes, bytes] | None = None
     """The header lines that say where the request comes from, not checked: see ``semel.core.lineage``."""
+    clock: Callable[[], float] | None = None
+    """The engine's clock; None without a hook, because nothing is timed then."""
+    began: float = 0.0
+    """When the call was made, by that clock."""
+    waited: float = 0.0
+    """How many seconds it has waited for another call since."""
 
     def __str__(self) -> str:
         return f"{self.operation}[{self.key}]" if self.stored_key is not None else f"{self.operation}[…]"
@@ -218,7 +225,18 @@ class Call:
     def tell(self, event: type[Event], *details: Any) -> None:
         """Hand an event to the hook. Without a hook no event is created."""
         if self.hook is not None:
-            self.hook(event(self.operation, self.tenant, self.key, *details, route=self.route or self.operation))
+            route = self.route or self.operation
+            self.hook(event(self.operation, self.tenant, self.key, *details, route=route, id=self.id))
+
+    def tell_start(self, token: int) -> None:
+        """Tell that the first attempt begins."""
+        if self.hook is not None:
+            lineage = read_lineage(self.lineage or {})
+            self.tell(events.Started, 1, token, lineage.root, lineage.parent, self.elapsed())
+
+    def elapsed(self) -> float:
+        """Return the seconds since the claim, without those that it waited for another call; 0 without a hook."""
+        return 0.0 if self.clock is None else self.clock() - self.began - self.waited
 
     def alert(self, event: type[Event], *details: Any) -> None:
         """Report what an operator must know, to the guard's log and to the hook."""
@@ -278,7 +296,8 @@ class Call:
 
     def replay(self, record: Record) -> Outcome[Any]:
         """Report a replay. Return the stored result, or raise the stored exception."""
-        self.tell(events.Replayed, record.age, record.attempt)
+        if self.hook is not None:
+            self.tell(events.Replayed, record.age, record.attempt, self.elapsed() + self.waited)
         return self.open_outcome(record.snapshot, record.attempt)
 
     def open_outcome(self, snapshot: bytes | None, attempt: int, replayed: bool = True) -> Outcome[Any]:

@@ -63,7 +63,7 @@ def fail(call: Call, claimed: Claimed, error: BaseException) -> Flow:
         if isinstance(stored, StoreError):  # the handler's own error matters more to the caller
             yield from _store_later(call, claimed, op, stored, events.FailureRemembered, describe_error(error))
         elif stored:
-            call.tell(events.FailureRemembered, claimed.attempt, describe_error(error))
+            call.tell(events.FailureRemembered, claimed.attempt, describe_error(error), call.elapsed())
         else:
             call.alert(events.LeaseLostEvent, claimed.attempt, claimed.token)
         return Failed(error)
@@ -86,8 +86,9 @@ def release(call: Call, claimed: Claimed, error: BaseException | None, *, to: St
         if to is State.ABSENT and call.quota is not None:
             call.quota.remove_key(call.tenant)
         call.tell(
-            events.Released, claimed.attempt, "" if error is None else describe_error(error), to is State.ABANDONED
-        )
+            events.Released, claimed.attempt, "" if error is None else describe_error(error), to is State.ABANDONED,
+            call.elapsed(),
+        )  # fmt: skip
     else:
         call.alert(events.LeaseLostEvent, claimed.attempt, claimed.token)
 

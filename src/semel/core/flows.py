@@ -81,6 +81,7 @@ def perform(call: Call) -> Flow:
         span = min(remaining, max(record.lease_left, FIRST_POLL))
         elapsed: float = yield Await(call.id, span, min(interval, span))
         call.tell(events.Waited, elapsed)
+        call.waited += elapsed
         remaining -= elapsed
         interval = min(interval * 2, SLOWEST_POLL)
 
@@ -92,7 +93,7 @@ def perform(call: Call) -> Flow:
         if call.quota is not None:
             call.quota.add_key(call.tenant)
         if call.hook is not None:
-            call.tell(events.Started, 1, claimed.token)
+            call.tell_start(claimed.token)
     if ending is None and call.input is not None:
         ending = yield from _save_input(call, claimed)
     if ending is None:
@@ -110,6 +111,7 @@ def perform(call: Call) -> Flow:
             loss = error
             snapshot = call.seal_nothing(str(error))
         op = call.make_completion(claimed.token, snapshot, result)
+    sent = 0.0 if call.hook is None else call.elapsed()
     try:
         stored = yield op
     except StoreError as error:
@@ -118,7 +120,8 @@ def perform(call: Call) -> Flow:
     if stored is not True or loss is not None:
         return (yield from not_completed(call, claimed, op, result, stored, loss))
     if call.hook is not None:
-        call.tell(events.Completed, claimed.attempt, len(op.snapshot))
+        elapsed = call.elapsed()
+        call.tell(events.Completed, claimed.attempt, len(op.snapshot), elapsed, elapsed - sent)
     return Outcome(result, False, claimed.attempt)
 
 
@@ -132,7 +135,7 @@ def replay(call: Call, record: Record) -> Outcome[Any]:
     if call.fingerprint != record.fingerprint:
         check_same_request(call, record)
     if call.hook is not None:
-        call.tell(events.Replayed, record.age, record.attempt)
+        call.tell(events.Replayed, record.age, record.attempt, call.elapsed() + call.waited)
     return call.open_outcome(record.snapshot, record.attempt)
 
 

@@ -57,6 +57,11 @@ def lineage_metadata(lineage: Lineage) -> dict[str, str]:
     return {name.lower(): text for name, text in write_lineage(lineage).items()}
 
 
+def read_metadata(headers: Mapping[str, str]) -> Lineage:
+    """Return the lineage in the headers of a message. What is malformed is left out."""
+    return read_lineage({name.encode(): text.encode("latin-1", "replace") for name, text in headers.items()})
+
+
 def lineage_lines(lineage: Lineage) -> dict[bytes, bytes]:
     """Return the header lines of a lineage, as ``read_lineage`` reads them."""
     return {name.encode(): text.encode() for name, text in lineage_metadata(lineage).items()}

@@ -219,6 +219,7 @@ def transact(call: Call, own: bool, tries: int, effect: SQLEffect | None = None,
             raise outcome_unknown(call, record)
         if isinstance(row, Occupied):
             remaining -= row.waited
+            call.waited += row.waited
         if remaining <= 0:
             if isinstance(row, Occupied) and row.error is not None:
                 raise row.error
@@ -226,6 +227,7 @@ def transact(call: Call, own: bool, tries: int, effect: SQLEffect | None = None,
         span = min(remaining, interval)
         yield Pause(span)
         call.tell(events.Waited, span)
+        call.waited += span
         remaining -= span
         interval = min(interval * 2, SLOWEST_POLL)
 
@@ -311,7 +313,7 @@ def _start(call: Call) -> None:
     if call.quota is not None:
         call.quota.add_key(call.tenant)
     if call.hook is not None:
-        call.tell(events.Started, 1, 0)
+        call.tell_start(0)
 
 
 def _take_over(
@@ -365,12 +367,13 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
         raise ResultNotStored(f"{call} {done}, but its result is lost: {loss}", result=result) from loss
     # A transaction of the caller is not committed yet, and perhaps never will be.
     if call.hook is not None:
-        call.tell(events.Completed if own else events.Prepared, claimed.attempt, len(snapshot))
+        call.tell(events.Completed if own else events.Prepared, claimed.attempt, len(snapshot), call.elapsed())
     return Outcome(result, False, claimed.attempt)
 
 
 def _executed(call: Call, own: bool, snapshot: bytes) -> Outcome[Any]:
-    call.tell(events.Completed if own else events.Prepared, 1, len(snapshot))
+    if call.hook is not None:
+        call.tell(events.Completed if own else events.Prepared, 1, len(snapshot), call.elapsed())
     return call.open_outcome(snapshot, 1, replayed=False)
 
 
@@ -401,14 +404,14 @@ def _fail(call: Call, own: bool, row: Row | None, claimed: Claimed, error: BaseE
         if own:
             yield Rollback()
     else:
-        call.tell(events.FailureRemembered, claimed.attempt, describe_error(error))
+        call.tell(events.FailureRemembered, claimed.attempt, describe_error(error), call.elapsed())
     return Failed(error)
 
 
 def _forget(call: Call, claimed: Claimed, error: BaseException) -> Failed:
     """Nothing is left of the attempt, and the key is free again."""
     _free_quota(call, claimed)
-    call.tell(events.Released, claimed.attempt, describe_error(error), False)
+    call.tell(events.Released, claimed.attempt, describe_error(error), False, call.elapsed())
     return Failed(error)
 
 

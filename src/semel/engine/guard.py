@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final, TypedDict
 
 from semel.codec import Codec
@@ -16,7 +16,8 @@ from semel.core.encoding.plain import PLAIN
 from semel.core.encoding.serializers import ResultSerializer, Serializer, serializer_for
 from semel.core.encoding.snapshot import Kind, NotSerializable, decode_response
 from semel.core.keys import KeyFormat, check_name, identity, identity_hash, normalize_key
-from semel.core.ops import Record, Resolve
+from semel.core.lineage import lineage_lines, read_label
+from semel.core.ops import Listing, ListRecords, Measure, Record, Resolve
 from semel.core.policy import (
     Duration,
     Guarantee,
@@ -32,16 +33,25 @@ from semel.core.quota import Meter, Quota
 from semel.core.states import State
 from semel.engine.declare.declaration import Declaration, Selector
 from semel.engine.forking import survive_forks
-from semel.engine.operation.handle import inherit_lineage, running
+from semel.engine.operation.handle import running, set_lineage
 from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store, has_members
 from semel.engine.problem_log import ProblemLog
 from semel.errors import ConfigurationError, NotResolvable, PolicyError, SemelError
 from semel.observe import events
-from semel.observe.events import Event, EventHook, LoggingHook
+from semel.observe.events import Event, EventHook, EventHooks, LoggingHook, call_hooks, hooks_of
 
 ANY: Final = KeyFormat.named("any")
 REMEMBERED: Final = 256
 """The size of each of a guard's caches: operation names, changed policies and serializers."""
+
+
+class ListFilters(TypedDict, total=False):
+    """Which records to list, as keywords."""
+
+    states: Sequence[State]
+    operation: str | None
+    tenant: str | None
+    older: Duration
 
 
 class PolicyChanges(TypedDict, total=False):
@@ -75,7 +85,7 @@ class Guard:
         *,
         policy: Policy | None = None,
         tenant: str = "",
-        on_event: EventHook | None = None,
+        on_event: EventHooks | None = None,
         codec: Codec | None = None,
         secret: bytes | None = None,
         readable_keys: bool = True,
@@ -90,12 +100,11 @@ class Guard:
         _check_kind("codec", codec, Codec, "Codec(cipher=KeyRing(…))")
         _check_kind("secret", secret, bytes, "bytes, secrets.token_bytes(32),")
         _check_kind("quota", quota, Quota, "Quota(live_keys=10_000)")
-        if on_event is not None and not callable(on_event):
-            raise ConfigurationError(f"on_event= is a function of an event, such as log_events(), not {on_event!r}")
         self._policy = policy or Policy()
         self.tenant = tenant and checked_tenant(tenant)
-        self._hook = None if on_event is None else _logging_errors(on_event)
-        self._log = None if isinstance(on_event, LoggingHook) else ProblemLog()
+        self._log: ProblemLog | None = ProblemLog()
+        self._hook: EventHook | None = None
+        self._set_hooks(hooks_of(on_event))
         self.codec = codec or Codec()
         self.secret = secret
         self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
@@ -128,10 +137,12 @@ class Guard:
 
     def add_event_hook(self, hook: EventHook) -> None:
         """Add a hook that is called with every event, after the existing ones."""
-        first = self._hook
-        self._hook = _logging_errors(hook) if first is None else _both(first, _logging_errors(hook))
-        self._settings["on_event"] = self._hook
-        if isinstance(hook, LoggingHook):
+        self._set_hooks((*self._settings["on_event"], *hooks_of(hook)))
+
+    def _set_hooks(self, hooks: tuple[EventHook, ...]) -> None:
+        self._settings["on_event"] = hooks
+        self._hook = call_hooks(hooks, "semel")
+        if any(isinstance(hook, LoggingHook) for hook in hooks):
             self._log = None
 
     def _declare(
@@ -240,9 +251,11 @@ class Guard:
             self._meter,
             self._log,
         )
+        if self._hook is not None:
+            call.clock, call.began = time.monotonic, time.monotonic()
         outer = running.get()
         if outer is not None:
-            inherit_lineage(call, outer)
+            set_lineage(call, lineage_lines(outer._next_lineage))
         return call
 
     def check_tenant(self, tenant: str) -> str:
@@ -277,6 +290,21 @@ class Guard:
             return Resolve(call.id, call.seal_value(result), call.policy.retention_seconds)
         except NotSerializable as error:
             raise PolicyError(f"{call}: this result cannot be stored, so nothing is resolved: {error}") from error
+
+    def _list_op(self, filters: ListFilters, limit: int, look: int, after: str | None) -> ListRecords:
+        self._require_lists()
+        return ListRecords(
+            tuple(filters.get("states", ())), filters.get("operation"), filters.get("tenant"),
+            seconds(filters.get("older", 0.0), "older"), at_least_one(limit), at_least_one(look), after,
+        )  # fmt: skip
+
+    def _measure_op(self) -> Measure:
+        self._require_lists()
+        return Measure()
+
+    def _require_lists(self) -> None:
+        if not self.store.lists:
+            raise ConfigurationError(f"{type(self.store).__name__} cannot list its records: use another store")
 
     def _releasable(self, call: Call, record: Record | None, stored: str) -> tuple[str, int] | None:
         """Return what is stored (see ``events.OutcomeReleased``) and its token, or None if the operation is not done.
@@ -345,6 +373,11 @@ def _outcome_kind(codec: Codec, record: Record) -> str:
     return "failure" if snapshot.kind is Kind.ERROR else "result"
 
 
+def readable(listing: Listing) -> Listing:
+    """Return the page with key, root and parent of each record apart."""
+    return replace(listing, records=tuple(map(read_label, listing.records)))
+
+
 def at_least_one(limit: int) -> int:
     """Return the limit. Raises PolicyError if it is not a positive number."""
     if type(limit) is not int or limit < 1:
@@ -389,23 +422,3 @@ def _describe_wrong_store(store: object) -> str:
 def _check_kind(name: str, setting: object, expected: type, example: str) -> None:
     if setting is not None and not isinstance(setting, expected):
         raise ConfigurationError(f"{name}= is {example} or the like, not {type(setting).__name__}")
-
-
-def _both(first: EventHook, second: EventHook) -> EventHook:
-    def call(event: Event) -> None:
-        first(event)
-        second(event)
-
-    return call
-
-
-def _logging_errors(hook: EventHook) -> EventHook:
-    """Wrap a hook so that its errors are logged: a hook must never fail the operation that it observes."""
-
-    def call(event: Event) -> None:
-        try:
-            hook(event)
-        except Exception:
-            logging.getLogger("semel").exception("the event hook failed at %s", event.name)
-
-    return call

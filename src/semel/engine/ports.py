@@ -24,6 +24,8 @@ STORE_MEMBERS: Final = (
     "wakes",
     "counts",
     "resumes",
+    "lists",
+    "trails",
     "adopt",
     "accept",
     "execute",
@@ -45,6 +47,10 @@ class Store(Protocol):
     """Whether the store executes ``Count``. A guard with a quota needs that."""
     resumes: bool
     """Whether the store executes ``Resumable``. A resumer needs that."""
+    lists: bool
+    """Whether the store executes ``ListRecords`` and ``Measure``. ``semel list`` and the console need that."""
+    trails: bool
+    """Whether the store keeps the history of events: it executes the Ops of ``core/trail``. A trail needs that."""
 
     @property
     def adopt(self) -> Callable[[object], Unit] | None:
@@ -92,6 +98,8 @@ class AsyncStore(Protocol):
     wakes: bool
     counts: bool
     resumes: bool
+    lists: bool
+    trails: bool
 
     @property
     def adopt(self) -> Callable[[object], AsyncUnit] | None: ...
@@ -218,3 +226,13 @@ def unit_of(store: Any, connection: object) -> Any:
             "use SQLiteStore, PostgresStore or MySQLStore (Async… with AsyncSemel)"
         )
     return store.adopt(connection)
+
+
+def check_trails(store: Store | AsyncStore | type[Any]) -> None:
+    """Raise ConfigurationError if the store, or its class, cannot keep the history of events."""
+    if not store.trails:
+        kind = store if isinstance(store, type) else type(store)
+        raise ConfigurationError(
+            f"{kind.__name__} keeps no history of events: use a MemoryStore, SQLiteStore, PostgresStore, MySQLStore or "
+            "RedisStore. It may be another store than that of the records"
+        )

@@ -20,7 +20,7 @@ from typing import Any
 
 from semel.core.messaging.messages import OUTBOX_MODES, OutboxMode, SwitchMode
 from semel.core.policy import Duration
-from semel.engine.operation.emitting import make_message
+from semel.engine.operation.emitting import make_message, tell_emitted
 from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
 from semel.errors import ConfigurationError
 
@@ -87,6 +87,7 @@ class AsyncOutbox:
         )  # fmt: skip
         unit: AsyncUnit = unit_of(self.store, connection)
         await unit.add(message, seconds)
+        tell_emitted(message)
         return message.id
 
     async def switch(self, mode: OutboxMode) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from semel.core.messaging.messages import OUTBOX_MODES, OutboxMode, SwitchMode
 from semel.core.policy import Duration
-from semel.engine.operation.emitting import make_message
+from semel.engine.operation.emitting import make_message, tell_emitted
 from semel.engine.ports import Store, Unit, unit_of
 from semel.errors import ConfigurationError
 
@@ -86,6 +86,7 @@ class Outbox:
         )  # fmt: skip
         unit: Unit = unit_of(self.store, connection)
         unit.add(message, seconds)
+        tell_emitted(message)
         return message.id
 
     def switch(self, mode: OutboxMode) -> None:

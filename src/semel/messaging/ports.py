@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from semel.core.messaging.messages import BrokerDown, Message, Refused, Result, Sent, TryAgain
+from semel.core.messaging.messages import BrokerDown, DestinationDown, Message, Refused, Result, Sent, TryAgain
 from semel.core.values import value
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "BrokerDown",
     "Capabilities",
     "Delivery",
+    "DestinationDown",
     "Refused",
     "Result",
     "Sent",

@@ -64,7 +64,7 @@ class AsyncRelay:
         longest_pause: Duration = LONGEST_PAUSE,
         on_poison: Poison | Mapping[str, Poison] = "block",
         allow_unordered: bool = False,
-        on_event: events.EventHook | None = None,
+        on_event: events.EventHooks | None = None,
     ) -> None:
         """
         :param store: the store in the database with the outbox: SQLite, PostgreSQL or MySQL.
@@ -151,7 +151,7 @@ class Relay:
         longest_pause: Duration = LONGEST_PAUSE,
         on_poison: Poison | Mapping[str, Poison] = "block",
         allow_unordered: bool = False,
-        on_event: events.EventHook | None = None,
+        on_event: events.EventHooks | None = None,
     ) -> None:
         """Same parameters as ``AsyncRelay``, with a sync store."""
         _check_store(store)

@@ -15,19 +15,13 @@ _ONE_BY_ONE: Final = (events.PublishGivenUp, events.StreamBlocked, events.ApplyG
 """Each of these is a problem of its own."""
 
 
-def reporter(logger: logging.Logger, on_event: events.EventHook | None) -> events.EventHook:
-    """Return the hook of a flow: it logs problems, unless the user's hook does, and survives errors of that hook."""
-    log = None if isinstance(on_event, events.LoggingHook) else _MessagingLog(logger)
-
-    def report(event: events.Event) -> None:
-        if log is not None:
-            log(event)
-        if on_event is not None:
-            try:
-                on_event(event)
-            except Exception:
-                logger.exception("the event hook failed at %s", event.name)
-
+def reporter(logger: logging.Logger, on_event: events.EventHooks | None) -> events.EventHook:
+    """Return the hook of a flow: it logs problems, unless a hook of the user does, and survives errors of the hooks."""
+    hooks = events.hooks_of(on_event)
+    if not any(isinstance(hook, events.LoggingHook) for hook in hooks):
+        hooks = (_MessagingLog(logger), *hooks)
+    report = events.call_hooks(hooks, logger.name)
+    assert report is not None
     return report
 
 
@@ -38,8 +32,8 @@ class _MessagingLog:
         events.PublishFailed: "{operation} {key}, stream {stream!r}: attempt {starts} failed, and is repeated: {error}",
         events.PublishGivenUp: "{operation} {key}, stream {stream!r}: moved to the dead letters: {error}",
         events.StreamBlocked: "{operation} {key} cannot be sent, and its stream {stream!r} waits: {error}",
-        events.BrokerLost: "the broker is down, so messages wait: {error}",
-        events.BrokerBack: "the broker is back",
+        events.BrokerLost: "the broker is down{place}, so messages wait: {error}",
+        events.BrokerBack: "the broker is back{place}",
         events.RelayLate: "the relay was slower than its lease; {sent} messages that it has sent are sent again",
         events.ApplyFailed: "{operation} {key}, stream {stream!r}: attempt {starts} failed, and is repeated: {error}",
         events.ApplyGivenUp: "{operation} {key}, stream {stream!r}: moved to the dead letters: {error}",
@@ -58,8 +52,9 @@ class _MessagingLog:
         if text is None:
             return
         details = {name: getattr(event, name) for name in event.__dataclass_fields__}
+        details["place"] = f" for {details['destination']!r}" if details.get("destination") else ""
         one_by_one = isinstance(event, _ONE_BY_ONE)
-        cause = (type(event), details.get("error"), event.key if one_by_one else "")
+        cause = (type(event), details.get("error"), details["place"], event.key if one_by_one else "")
         now = time.monotonic()
         logged, missed = self._problems.get(cause, (-QUIET, 0))
         if now - logged < QUIET and not isinstance(event, events.BrokerBack):

@@ -1,15 +1,18 @@
 """The events of an operation's life. ``EVENTS`` lists them all.
 
-A guard passes each event to its hook, ``Semel(store, on_event=…)``. Without a hook it creates no events. This module
-imports nothing from engines, stores or sinks.
+A guard passes each event to its hooks, ``Semel(store, on_event=…)``. Without a hook it creates no events, and measures
+no times. This module imports nothing from engines, stores or sinks.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeAlias
+
+from semel.errors import ConfigurationError
 
 DEBUG: Final = 10
 INFO: Final = 20
@@ -31,6 +34,8 @@ class Event:
     route: str = field(default="", kw_only=True, compare=False)
     """A name for metrics, of which there are few: over HTTP the method and the template of the path, such as
     ``POST /orders/{id}``; elsewhere the operation."""
+    id: bytes = field(default=b"", kw_only=True, compare=False)
+    """The record's 16-byte identity, a hash of tenant, operation and key; empty if the event is about no record."""
 
     def __init_subclass__(cls, level: int | None = None) -> None:
         cls.name = re.sub("(?<=.)([A-Z])", r"_\1", cls.__name__.removesuffix("Event")).lower()
@@ -44,6 +49,12 @@ class Started(Event):
 
     attempt: int
     token: int
+    root: str = ""
+    """The key at the start of the chain of services, as the caller named it."""
+    parent: str = ""
+    """The key of the caller's operation, likewise."""
+    seconds: float = 0.0
+    """How long the claim took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,10 @@ class Completed(Event):
     attempt: int
     size: int
     """Bytes of the stored snapshot."""
+    seconds: float = 0.0
+    """From the claim to the stored result."""
+    store_seconds: float = 0.0
+    """How long it took to store the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +85,8 @@ class Prepared(Event):
     attempt: int
     size: int
     """Bytes of the snapshot."""
+    seconds: float = 0.0
+    """From the claim to the written result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +105,8 @@ class FailureRemembered(Event):
 
     attempt: int
     error: str
+    seconds: float = 0.0
+    """From the claim to the stored exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +123,8 @@ class Released(Event, level=INFO):
     attempt: int
     error: str
     resumable: bool
+    seconds: float = 0.0
+    """From the claim to the release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +134,8 @@ class Replayed(Event, level=INFO):
     age: float
     """Seconds since the first attempt."""
     attempt: int
+    seconds: float = 0.0
+    """How long the duplicate waited for its answer, with the time in which the first call still ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +305,18 @@ class RecoveryGivenUp(Event, level=ERROR):
 
 
 @dataclass(frozen=True, slots=True)
+class Emitted(Event):
+    """A message was added to the outbox. It is sent if the transaction commits. ``operation``, ``tenant`` and ``key``
+    are those of the operation that added it."""
+
+    message: str
+    """The message's id."""
+    destination: str
+    stream: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
 class Published(Event):
     """A relay has sent a batch of messages, and they are gone from the outbox. ``operation``, ``tenant`` and ``key``
     are empty."""
@@ -320,15 +355,19 @@ class StreamBlocked(Event, level=ERROR):
 
 @dataclass(frozen=True, slots=True)
 class BrokerLost(Event, level=ERROR):
-    """The broker cannot be reached. The relay waits, and counts no attempt. ``operation``, ``tenant`` and ``key`` are
-    empty."""
+    """The broker cannot be reached, or only this destination, if one is named. The relay waits, and counts no attempt.
+    ``operation``, ``tenant`` and ``key`` are empty."""
 
     error: str
+    destination: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerBack(Event, level=INFO):
-    """The broker takes messages again. ``operation``, ``tenant`` and ``key`` are empty."""
+    """The broker takes messages again, or only this destination, if one is named. ``operation``, ``tenant`` and ``key``
+    are empty."""
+
+    destination: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +377,29 @@ class RelayLate(Event, level=WARNING):
 
     sent: int
     """How many messages it had sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedEvent(Event):
+    """A consumer has applied a message. ``operation`` is its type, and ``key`` its id."""
+
+    consumer: str
+    seconds: float
+    """How long it took, with the commit."""
+    root: str = ""
+    """The key at the start of the chain of services, from the message's headers."""
+    parent: str = ""
+    """The key of the operation that sent it, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped(Event, level=INFO):
+    """A message was delivered again, and was not applied again. ``operation`` is its type, and ``key`` its id."""
+
+    consumer: str
+    seconds: float
+    root: str = ""
+    parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +447,10 @@ EVENTS: Final[tuple[type[Event], ...]] = tuple(
 
 
 EventHook: TypeAlias = Callable[[Event], None]
-"""The type of ``on_event=``: a function that takes an event. It runs in the call that causes the event."""
+"""A function that takes an event. It runs in the call that causes the event."""
+
+EventHooks: TypeAlias = EventHook | Sequence[EventHook]
+"""The type of ``on_event=``: one hook, or several, which are called in turn."""
 
 
 class LoggingHook:
@@ -396,3 +461,33 @@ class LoggingHook:
 
     def __call__(self, event: Event) -> None:
         self._log(event)
+
+
+def hooks_of(on_event: EventHooks | None) -> tuple[EventHook, ...]:
+    """Return the hooks of an ``on_event=`` setting. Raises ConfigurationError."""
+    if on_event is None:
+        return ()
+    hooks = (on_event,) if callable(on_event) else on_event
+    if not isinstance(hooks, (tuple, list)) or not all(map(callable, hooks)):
+        raise ConfigurationError(
+            f"on_event= is a function of an event, such as log_events(), or a list of them, not {on_event!r}"
+        )
+    return tuple(hooks)
+
+
+def call_hooks(hooks: tuple[EventHook, ...], logger: str) -> EventHook | None:
+    """Return a hook that calls these in turn, or None if there are none.
+
+    Their errors are logged: a hook must never fail the operation that it observes.
+    """
+    if not hooks:
+        return None
+
+    def call(event: Event) -> None:
+        for hook in hooks:
+            try:
+                hook(event)
+            except Exception:
+                logging.getLogger(logger).exception("the event hook failed at %s", event.name)
+
+    return call

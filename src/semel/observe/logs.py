@@ -9,6 +9,8 @@ from typing import Final
 from semel.observe.events import Event, EventHook, LoggingHook, RenewalFailed, StoreFailed
 
 MOST_FAILURES: Final = 1000
+_UNSAID: Final = ("route", "id")
+"""Fields that are only in the log record."""
 
 
 def log_events(logger: logging.Logger | None = None, *, show_keys: bool = True) -> EventHook:
@@ -40,7 +42,8 @@ def log_events(logger: logging.Logger | None = None, *, show_keys: bool = True) 
         details = {f.name: getattr(event, f.name) for f in fields(event)}
         if not show_keys:
             del details["key"]
-        words = " ".join(f"{name}={value!r}" for name, value in details.items() if value != "" and name != "route")
+        details["id"] = event.id.hex()
+        words = " ".join(f"{name}={value!r}" for name, value in details.items() if value != "" and name not in _UNSAID)
         target.log(level, "%s %s", event.name, words, extra={"semel_event": event.name, "semel": details})
 
     return LoggingHook(log)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core.messaging.messages import (
@@ -139,6 +139,8 @@ def apply_messages(dialect: Dialect, consumer: str, ids: Sequence[str]) -> Progr
     # Rows are locked in this order. It is the same for all, so that two batches cannot deadlock.
     rows = [{"consumer": consumer, "id": id} for id in sorted(set(ids))]
     tables = _TABLES[dialect]
+    if len(rows) == 1:
+        return set(ids) if (yield from apply_message(dialect, consumer, ids[0])) else set()
     if not rows:
         return set()
     if dialect != "mysql":
@@ -156,32 +158,38 @@ def apply_messages(dialect: Dialect, consumer: str, ids: Sequence[str]) -> Progr
     raise Contention("other transactions have applied messages of this batch")
 
 
-def lock_stream(dialect: Dialect, consumer: str, stream: str) -> Program[int]:
-    """Lock a stream for the rest of the transaction. Returns the sequence that the consumer has applied last, or 0.
+def lock_streams(dialect: Dialect, consumer: str, streams: Collection[str]) -> Program[dict[str, int]]:
+    """Lock streams for the rest of the transaction. Returns the sequence that the consumer has applied last, or 0.
 
     A negative number means that the stream is parked: its message of this sequence is in the dead letters.
     """
-    tables = _TABLES[dialect]
-    names = {"consumer": consumer, "stream": stream}
+    tables, rows = _TABLES[dialect], [{"stream": stream} for stream in sorted(streams)]
     if dialect == "mysql":
-        try:
-            yield from tables.ask("add_stream", **names)
-            return 0
-        except DuplicateRow:
-            pass
-    return int((yield from tables.ask("lock_stream", **names))[0][0])
+        yield from tables.ask("add_places", [{"consumer": consumer, **row} for row in rows])
+    found = yield from tables.ask("lock_places", rows, consumer=consumer)
+    return {_text(row[0]): int(row[1]) for row in found}
 
 
-def move_stream(dialect: Dialect, consumer: str, message: Message, last: int) -> Program[None]:
-    """Write down that the message is the last one of its stream that was applied.
+def move_streams(
+    dialect: Dialect, consumer: str, messages: Sequence[Message], before: Mapping[str, int]
+) -> Program[None]:
+    """Write down that the messages are the last ones of their streams that were applied.
 
-    :param last: what ``lock_stream`` returned. While a stream is parked, only its first dead letter changes that.
+    :param before: what ``lock_streams`` returned. While a stream is parked, only its first dead letter changes that.
     """
-    names = {"consumer": consumer, "stream": message.stream, "sequence": message.sequence}
-    if last >= 0:
-        yield from _TABLES[dialect].ask("move_stream", **names)
-    elif message.sequence == -last:
-        yield from _TABLES[dialect].ask("leave_parked", **names)
+    tables, after = _TABLES[dialect], dict[str, int]()
+    for message in messages:
+        stream, sequence = message.stream, message.sequence
+        last = before.get(stream, 0)
+        if last < 0 and sequence == -last:
+            yield from tables.ask("leave_parked", consumer=consumer, stream=stream, sequence=sequence)
+        elif last >= 0 and stream in before and sequence > 0:
+            after[stream] = sequence
+    if after:
+        rows = [{"stream": stream, "sequence": after[stream]} for stream in sorted(after)]
+        if dialect == "mysql":
+            rows = [{"consumer": consumer, **row} for row in rows]
+        yield from tables.ask("move_streams", rows, **({} if dialect == "mysql" else {"consumer": consumer}))
 
 
 # Ops

@@ -98,6 +98,7 @@ def settle_messages(
         failed=[position(failure.position) for failure in failed],
         failures=[failure.reason for failure in failed],
         afters=[min(failure.after, _LONGEST) for failure in failed],
+        counts=[int(failure.counts) for failure in failed],
         dead=[position(letter.position) for letter in dead],
         causes=[letter.reason for letter in dead],
         parks=[int(letter.park) for letter in dead],
@@ -241,7 +242,7 @@ def _settle_in(op: SettleMessages, run: _Transaction) -> Program[bool]:
             rows = yield from run(_step("followers", stream=stream, position=position))
             letters += [{"position": row[0], "reason": reason} for row in rows if row[0] not in dead]
         steps = [
-            _step("count_starts", [{"position": position} for position in failed]),
+            _step("count_starts", [{"position": position} for position, failure in failed.items() if failure.counts]),
             _step("put_off", [row for position, row in waits.items() if not streams[position][0]]),
             _step("hold", [{"stream": stream, **row} for stream, row in holds.items()]),
             _step("park", [{"stream": stream, "reason": dead[position].reason} for stream, position in parked.items()]),

@@ -113,9 +113,10 @@ def open_read_only(path: str | os.PathLike[str]) -> Iterator[SQLiteConnection]:
 
 
 class ReadOnlySQLiteStore:
-    """Answers ``Lookup`` from a file, without write access to it."""
+    """Answers ``Lookup``, ``ListRecords`` and ``Measure`` from a file, without write access to it."""
 
-    wakes = counts = resumes = False
+    wakes = counts = resumes = trails = False
+    lists = True
     adopt = accept = None
 
     def __init__(self, connection: SQLiteConnection) -> None:
@@ -256,6 +257,8 @@ class SQLiteStore:
     wakes = False
     counts = True
     resumes = True
+    lists = True
+    trails = False
     accept = None
 
     def __init__(
@@ -326,6 +329,8 @@ class AsyncSQLiteStore:
     wakes = False
     counts = True
     resumes = True
+    lists = True
+    trails = False
     accept = None
 
     def __init__(

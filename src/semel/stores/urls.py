@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from semel.core.ops import Op
-from semel.engine.ports import AsyncStore, Store
+from semel.engine.ports import AsyncStore, Store, check_trails
 from semel.errors import MissingDependency, StoreURLError
 from semel.stores.settings import plain_url
 
@@ -206,6 +206,11 @@ def has_outbox(url: str) -> bool:
     return _kind_with_tables(url)[0].store().adopt is not None
 
 
+def check_trails_of(url: str) -> None:
+    """Raise ConfigurationError if the store of this URL keeps no history of events."""
+    check_trails(_kind_with_tables(url)[0].store())
+
+
 def sqlite_path(url: str) -> str:
     """Return the path of ``sqlite:///relative.db`` or ``sqlite:////absolute.db``."""
     try:
@@ -296,6 +301,8 @@ class BridgedStore:
         self._closed = False
         self.counts = self._store.counts
         self.resumes = self._store.resumes
+        self.lists = self._store.lists
+        self.trails = self._store.trails
         self.accept = self._store.accept
 
     def execute(self, op: Op[R]) -> R:

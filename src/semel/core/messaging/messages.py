@@ -229,6 +229,8 @@ class Failure:
     reason: str
     after: float
     """Seconds until the next try. While it waits, the later messages of its stream wait too."""
+    counts: bool = True
+    """False if it was not tried, because its destination is down."""
 
 
 @value
@@ -246,8 +248,9 @@ class SettleMessages(Op[bool]):
     """Delete the messages that were sent, put off those that failed, and move those that are given up. The answer is
     False if the relay's lease has ended; then nothing has changed.
 
-    Each failure counts one start. Messages that are in no list (the broker was down) stay as they are. Afterwards no
-    message is under way. Only messages under way are settled, so a repeat after a lost answer changes nothing.
+    Each failure counts one start, unless the message was not tried. Messages that are in no list (the broker was down)
+    stay as they are. Afterwards no message is under way. Only messages under way are settled, so a repeat after a lost
+    answer changes nothing.
     """
 
     relay: bytes
@@ -409,7 +412,15 @@ class BrokerDown:
     reason: str
 
 
-Result: TypeAlias = Sent | TryAgain | Refused | BrokerDown
+@value
+class DestinationDown:
+    """The destination of this message cannot be reached, or accepts nothing. Others may. It is not the fault of the
+    message."""
+
+    reason: str
+
+
+Result: TypeAlias = Sent | TryAgain | Refused | BrokerDown | DestinationDown
 
 
 # The inbox, as a consumer uses it

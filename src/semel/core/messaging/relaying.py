@@ -27,6 +27,7 @@ from semel.core.messaging.messages import (
     MAX_HEADERS,
     BrokerDown,
     DeadLetter,
+    DestinationDown,
     Failure,
     JoinRelays,
     LeaveRelays,
@@ -65,7 +66,7 @@ SUSPECTS_FOR: Final = 1.0
 """Seconds for messages that are sent alone, before the next batch."""
 BROKER_PAUSE_FIRST: Final = 0.5
 BROKER_PAUSE_LONGEST: Final = 30.0
-"""Seconds until a broker that was down is tried again. They double."""
+"""Seconds until a broker or a destination that was down is tried again. They double."""
 STORE_PAUSE_FIRST: Final = 0.05
 STORE_PAUSE_LONGEST: Final = 1.0
 SHORTEST_PAUSE: Final = 0.1
@@ -118,6 +119,8 @@ class RelayReport:
     """How many lanes the relay owns now."""
     broker_down: str = ""
     """Why the broker cannot be reached; empty while it can."""
+    destinations_down: int = 0
+    """How many destinations cannot be reached, while the broker can."""
 
 
 @value
@@ -150,6 +153,20 @@ class RelayPlan:
         return _Run(self, stopping, report, until_idle).flow()
 
 
+@dataclass
+class _CircuitBreaker:
+    """Open: the broker or a destination is down. Its messages wait, and one of them is sent at times, to see."""
+
+    reason: str
+    pause: float = 0.0
+    probe_at: float = 0.0
+
+    def lasts(self, now: float) -> None:
+        """Try again after a longer pause."""
+        self.pause = min(2 * self.pause or BROKER_PAUSE_FIRST, BROKER_PAUSE_LONGEST)
+        self.probe_at = now + self.pause
+
+
 class _StoreFailed(Exception):
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -174,9 +191,10 @@ class _Run:
         self._scanned_at = 0.0
         self._sequences: dict[str, int] = {}
         """The last sequence of each stream that is done, as far as remembered."""
-        self._broker_pause = 0.0
-        """0 while the broker is up."""
-        self._probe_at = 0.0
+        self._outage: _CircuitBreaker | None = None
+        """That of the broker."""
+        self._outages: dict[str, _CircuitBreaker] = {}
+        """Those of single destinations."""
         self._blocked: set[int] = set()
         """The positions that were reported."""
 
@@ -206,8 +224,8 @@ class _Run:
         assert self._relay is not None
         if self._mode is None:
             self._mode = yield from self._execute(TakeLog(self._relay))
-        if self._probe_at > plan.clock():
-            yield Rest(min(self._probe_at, self._join_at) - plan.clock())
+        if self._outage and self._outage.probe_at > plan.clock():
+            yield Rest(min(self._outage.probe_at, self._join_at) - plan.clock())
             return False
         if not self._lanes and self._mode == "queue":
             yield from self._rest(BALANCE_EVERY)
@@ -217,7 +235,7 @@ class _Run:
             more = (yield from self._send_from_log(self._mode)) or more
         if not more:
             yield from self._rest(self._poll)
-        return more and not (self._until_idle and self._broker_pause)
+        return more and not (self._until_idle and self._outage)
 
     def _send_from_queue(self) -> _Steps:
         """Send one batch. Returns whether there may be more."""
@@ -227,7 +245,7 @@ class _Run:
         after = self._read_on if now - self._scanned_at < RESCAN_EVERY else 0
         if not after:
             self._scanned_at = now
-        limit = 1 if self._broker_pause else plan.batch
+        limit = 1 if self._outage else plan.batch
         found = yield from self._execute(StartMessages(self._relay, limit, plan.lease, after))
         if found is None:
             self._relay = None
@@ -245,9 +263,11 @@ class _Run:
         plan = self._plan
         end = plan.clock() + RESCAN_EVERY
         any_sent = False
-        while self._relay is not None and self._probe_at <= plan.clock() and not self._stopping():
+        while self._relay is not None and not self._stopping():
             now = plan.clock()
-            limit = 1 if self._broker_pause else plan.batch * LOG_BATCHES
+            if self._outage and self._outage.probe_at > now:
+                break
+            limit = 1 if self._outage else plan.batch * LOG_BATCHES
             found = yield from self._execute(ReadLog(self._relay, limit, plan.lease, mode))
             if found is None:
                 self._relay = None
@@ -295,16 +315,18 @@ class _Run:
         :param began: when the Op that renewed the lease was sent.
         """
         plan = self._plan
-        ready, suspects, refused = self._sort(found, read_on, log is not None)
+        ready, suspects, unsent = self._sort(found, read_on, log is not None)
         # What is published after the lease has ended could overtake the relay that owns the lane by then. A third of
         # the lease is left to settle.
-        results = yield from self._publish(ready, began + plan.lease * 2 / 3)
+        deadline = began + plan.lease * 2 / 3
+        results = yield from self._publish(ready, deadline)
         self._judge_broker(results.values())
-        op, reports = self._judge(found, {**refused, **results})
+        self._judge_destinations(ready, results, plan.clock() >= deadline)
+        op, reports = self._judge(found, {**unsent, **results})
         if log:
             suspects = [] if len(op.sent) == len(found) else _others(found, op.sent)
-            down = not op.sent and any(isinstance(result, BrokerDown) for result in results.values())
-            passing = PassLog(op.relay, log, () if down else tuple(suspects), op.failed, op.dead, stays=down)
+            stays = self._outage is not None and bool(results) and not (op.sent or op.failed or op.dead)
+            passing = PassLog(op.relay, log, () if stays else tuple(suspects), op.failed, op.dead, stays)
             settled = yield from self._settle(passing, began + plan.lease)
         else:
             settled = yield from self._settle(op, began + plan.lease)
@@ -322,12 +344,13 @@ class _Run:
 
     def _sort(
         self, found: tuple[Outgoing, ...], read_on: bool, log: bool
-    ) -> tuple[list[Outgoing], list[Outgoing], dict[int, Refused]]:
+    ) -> tuple[list[Outgoing], list[Outgoing], dict[int, Result]]:
         """Return what to publish now, what to publish alone, and what not to publish at all."""
         plan = self._plan
         ready: list[Outgoing] = []
         suspects: list[Outgoing] = []
-        refused: dict[int, Refused] = {}
+        unsent: dict[int, Result] = {}
+        probed: set[str] = set()
         ended: set[str] = set()
         last: dict[str, int] = {}
         # Those who were in the batch of a killer are innocent until they have been sent alone.
@@ -343,23 +366,27 @@ class _Run:
                     self._read_on = 0
                     continue
                 last[stream] = message.sequence
+            outage = self._outages.get(message.destination)
             if log and (each.queued or each.starts):
                 pass  # it moves to the queue, and is judged there
+            elif outage and (outage.probe_at > plan.clock() or message.destination in probed):
+                unsent[each.position] = DestinationDown(outage.reason)
             elif each.starts >= most and (plan.policy(stream) != "block" or (each.starts - most) % 2 == 0):
                 # It has killed relays. If it blocks its stream, it rests at every other start, so that they live.
-                refused[each.position] = Refused(f"{each.starts} attempts have failed, or have killed the relay")
+                unsent[each.position] = Refused(f"{each.starts} attempts have failed, or have killed the relay")
             elif plan.largest < len(message.data) + _LARGEST_HEADERS and plan.largest < size_of(
                 attributes(message), message.data
             ):
-                refused[each.position] = Refused(f"it is larger than the {plan.largest} bytes that the broker takes")
+                unsent[each.position] = Refused(f"it is larger than the {plan.largest} bytes that the broker takes")
             elif each.starts >= SUSPECT and len(found) > 1:
                 suspects.append(each)
             else:
                 ready.append(each)
+                probed.add(message.destination)
                 continue
             if stream:
                 ended.add(stream)
-        return ready, suspects, refused
+        return ready, suspects, unsent
 
     def _publish(self, ready: list[Outgoing], deadline: float) -> Generator[Any, Any, dict[int, Result]]:
         """Publish in one go, or in waves: the first message of every stream, then the next of those that were sent.
@@ -417,6 +444,11 @@ class _Run:
                 ended.add(stream)
                 sequences.pop(stream, None)
             if result is None or isinstance(result, BrokerDown):
+                continue
+            if isinstance(result, DestinationDown):
+                if outage := self._outages.get(message.destination):  # else it is up again
+                    after = max(outage.probe_at - self._plan.clock(), SHORTEST_PAUSE)
+                    failed.append(Failure(each.position, result.reason, after, counts=False))
                 continue
             judged, event = self._judge_failure(each, result)
             reports.append(event)
@@ -476,7 +508,7 @@ class _Run:
         plan = self._plan
         end = plan.clock() + SUSPECTS_FOR
         for each in sorted(suspects, key=lambda each: (each.starts, each.position)):
-            if self._relay is None or self._broker_pause or self._stopping():
+            if self._relay is None or self._outage or self._stopping():
                 return
             now = plan.clock()
             alone = yield from self._execute(StartMessages(self._relay, 1, plan.lease, each.position - 1))
@@ -495,15 +527,41 @@ class _Run:
         plan = self._plan
         down = next((result for result in results if isinstance(result, BrokerDown)), None)
         if down is not None:
-            if not self._broker_pause:
+            if self._outage is None:
+                self._outage = _CircuitBreaker(down.reason)
                 plan.hook(events.BrokerLost("", "", "", down.reason))
-            self._broker_pause = min(2 * self._broker_pause or BROKER_PAUSE_FIRST, BROKER_PAUSE_LONGEST)
-            self._probe_at = plan.clock() + self._broker_pause
+            self._outage.lasts(plan.clock())
             self._report.broker_down = down.reason
-        elif self._broker_pause and results:
-            self._broker_pause = self._probe_at = 0.0
+        elif self._outage and results:
+            self._outage = None
             self._report.broker_down = ""
             plan.hook(events.BrokerBack("", "", ""))
+
+    def _judge_destinations(self, ready: list[Outgoing], results: dict[int, Result], late: bool) -> None:
+        """Open or close the circuit breakers of the destinations.
+
+        :param late: publishing took until the deadline. Those that have confirmed nothing have held the others up.
+        """
+        if not (late or self._outages or any(isinstance(result, DestinationDown) for result in results.values())):
+            return
+        plan, outages = self._plan, self._outages
+        found: dict[str, list[Result]] = {}
+        for each in ready:
+            if (result := results.get(each.position)) and not isinstance(result, BrokerDown):
+                found.setdefault(each.message.destination, []).append(result)
+        for destination, answers in found.items():
+            kinds = DestinationDown | TryAgain if late else DestinationDown
+            reasons = [answer.reason for answer in answers if isinstance(answer, kinds)]
+            if len(reasons) == len(answers):
+                if destination not in outages:
+                    outages[destination] = _CircuitBreaker(reasons[0])
+                    plan.hook(events.BrokerLost("", "", "", reasons[0], destination))
+                outages[destination].lasts(plan.clock())
+            elif outages.pop(destination, None):
+                plan.hook(events.BrokerBack("", "", "", destination))
+        if len(outages) > REMEMBERED:
+            outages.clear()
+        self._report.destinations_down = len(outages)
 
     def _tell_store_failed(self, op: Op[Any], error: BaseException) -> None:
         self._plan.hook(events.StoreFailed("", "", "", type(op).__name__, describe_error(error)))

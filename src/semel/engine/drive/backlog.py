@@ -70,7 +70,7 @@ class Backlog:
             if answer is True:
                 if outcome.flight is not None:
                     outcome.flight.completed = outcome.request.op
-                call.tell(*outcome.request.report)
+                call.tell(*outcome.request.report, call.elapsed())
             elif answer is False:
                 call.alert(events.LeaseLostEvent, outcome.lease.attempt, outcome.lease.token)
             elif now - outcome.began < KEEP_TRYING:

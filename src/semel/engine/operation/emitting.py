@@ -16,9 +16,10 @@ from semel.core.encoding.canonical import canonical_json
 from semel.core.keys import derive
 from semel.core.messaging.messages import Message, check_message
 from semel.core.policy import Duration, seconds
-from semel.engine.operation.handle import OperationHandle
+from semel.engine.operation.handle import OperationHandle, running
 from semel.engine.operation.propagation import METADATA, current_origin
 from semel.errors import ConfigurationError, DocumentError
+from semel.observe import events
 
 _TEXT: Final = "text/plain; charset=utf-8"
 
@@ -61,6 +62,13 @@ def make_message(
     )
     check_message(message)
     return message, 0.0 if delay is None else float(seconds(delay, "delay"))
+
+
+def tell_emitted(message: Message, op: OperationHandle | None = None) -> None:
+    """Tell the hooks of the operation, by default the one that is running, that it has added this message."""
+    op = op or running.get()
+    if op is not None and op._call.hook is not None:
+        op._call.tell(events.Emitted, message.id, message.destination, message.stream, message.type)
 
 
 def unit_for_messages(op: OperationHandle) -> Any:

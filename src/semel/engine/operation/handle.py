@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from semel.core.call import Call, Failed
 from semel.core.keys import check_name, derive
-from semel.core.lineage import Lineage, label, lineage_lines, read_lineage
+from semel.core.lineage import Lineage, label, read_lineage
 from semel.core.ops import Claimed, Op
 from semel.core.steps import StepJournal
 from semel.engine.forking import survive_forks
@@ -247,9 +247,9 @@ class OutgoingScope(NamedTuple):
 outgoing_scope: ContextVar[OutgoingScope | None] = ContextVar("semel_outgoing", default=None)
 
 
-def inherit_lineage(call: Call, outer: OperationHandle) -> None:
-    """Give a call that is made inside an operation its lineage."""
-    call.lineage = lineage_lines(outer._next_lineage)
+def set_lineage(call: Call, lines: Mapping[bytes, bytes]) -> None:
+    """Give a call the lineage of these header lines. They are not checked yet."""
+    call.lineage = lines
     if call.stored_key is not None:
         call.stored_key = label(call.key, call.lineage)
 

@@ -83,7 +83,7 @@ class Operation(OperationHandle):
         :param id: by default made of the operation and the message's place among its messages of this type and stream,
             so that a re-run of the handler adds the same message.
         """
-        from semel.engine.operation.emitting import make_message, unit_for_messages
+        from semel.engine.operation.emitting import make_message, tell_emitted, unit_for_messages
 
         unit = unit_for_messages(self)
         message, seconds = make_message(
@@ -91,6 +91,7 @@ class Operation(OperationHandle):
             source=source, content_type=content_type, delay=delay, headers=headers,
         )  # fmt: skip
         unit.add(message, seconds)
+        tell_emitted(message, self)
         return message.id
 
     def compensate(self, error: BaseException) -> BaseException:

@@ -8,9 +8,11 @@ says whether the body is the data as ``text``, or in ``base64``, or stands for d
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import re
+import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
@@ -46,6 +48,14 @@ _UNKNOWN_CALLER: Final = frozenset({
     "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "ExpiredToken",
     "ExpiredTokenException", "MissingAuthenticationToken", "IncompleteSignature", "InvalidAccessKeyId", "OptInRequired",
 })  # fmt: skip
+_client_lock: Final = threading.Lock()
+"""Many threads may use a client, but only one at a time may create one."""
+
+
+@functools.cache
+def _session() -> Any:
+    """Return the session of the process: it holds the credentials and the slow-to-read models of the services."""
+    return require("botocore.session", "sqs", "boto3").get_session()
 
 
 class AWSClient:
@@ -56,7 +66,6 @@ class AWSClient:
             raise ConfigurationError(
                 f"the URL of a broker at AWS names the region first: {service}://eu-central-1/name"
             )
-        session = require("botocore.session", "sqs", "boto3").get_session()
         config = require("botocore.config", "sqs", "boto3").Config(
             connect_timeout=connect_timeout,
             read_timeout=timeout,
@@ -64,7 +73,8 @@ class AWSClient:
             retries={"total_max_attempts": 1},  # the relay retries, and keeps the order
             user_agent_extra="semel",
         )
-        self._client = session.create_client(service, region_name=region, endpoint_url=endpoint, config=config)
+        with _client_lock:
+            self._client = _session().create_client(service, region_name=region, endpoint_url=endpoint, config=config)
 
     async def call(self, action: str, **parameters: Any) -> dict[str, Any]:
         """Make one call. Raises the errors of botocore: see ``result_of``."""

@@ -37,6 +37,7 @@ OVERHEAD: Final = 10_000
 """What Kafka's own limit leaves for the key, and for the frame of a message."""
 SLICE: Final = 0.1
 """Seconds that a call of the consumer may hold up another one."""
+ACK_TIMEOUT: Final = 10.0
 _log: Final = logging.getLogger("semel.kafka")
 _log.addFilter(lambda record: "CONFWARN" not in record.getMessage())  # we know that the guarantee is "experimental"
 
@@ -306,8 +307,13 @@ class KafkaSource:
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "error_cb": self._hear,
+            "on_commit": self._committed,
         }
         self._consumer: Any = None
+        self._early: list[Any] = []
+        """Records that came while a commit was waited for."""
+        self._commits: dict[frozenset[tuple[str, int, int]], Any] = {}
+        """Commits that are waited for, and their errors. The answer of one that is given up is no longer heard."""
         self._thread: ThreadPoolExecutor | None = None
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._lock = threading.Lock()
@@ -391,13 +397,15 @@ class KafkaSource:
                 self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
             )
         pause = self._resume()
-        first = self._consumer.poll(max(0.0, min(until - time.monotonic(), SLICE, pause)))
-        if first is None:
-            return []
-        # consume() waits until it has all of them, so it is only asked for what is there.
-        rest = self._consumer.consume(limit - 1, 0) if limit > 1 else []
+        records, self._early = self._early[:limit], self._early[limit:]
+        if not records:
+            first = self._consumer.poll(max(0.0, min(until - time.monotonic(), SLICE, pause)))
+            if first is None:
+                return []
+            # consume() waits until it has all of them, so it is only asked for what is there.
+            records = [first, *(self._consumer.consume(limit - 1, 0) if limit > 1 else [])]
         with self._lock:
-            return [found for record in (first, *rest) if (found := self._delivery(record)) is not None]
+            return [found for record in records if (found := self._delivery(record)) is not None]
 
     def _delivery(self, record: Any) -> Delivery | None:
         if (error := record.error()) is not None:
@@ -422,6 +430,7 @@ class KafkaSource:
                 next_one = min(next_one, partition.resume_at - now)
                 continue
             position = self._library.TopicPartition(*place, partition.rewind())
+            self._forget_early([position])
             with suppress(self._library.KafkaException):  # the partition has just moved to another consumer
                 self._consumer.seek(position)
                 self._consumer.resume([position])
@@ -434,14 +443,35 @@ class KafkaSource:
 
     def _commit(self, commits: Mapping[tuple[str, int], int]) -> None:
         positions = [self._library.TopicPartition(*place, offset) for place, offset in commits.items()]
+        awaited = frozenset((*place, offset) for place, offset in commits.items())
+        until, wait = time.monotonic() + ACK_TIMEOUT, 0.001
+        self._commits = {awaited: (unanswered := object())}
         try:
-            done = self._consumer.commit(offsets=positions, asynchronous=False)
+            # The library's own wait would last as long as a session while nobody leads the group.
+            self._consumer.commit(offsets=positions, asynchronous=True)
+            while self._commits[awaited] is unanswered:
+                if time.monotonic() > until:
+                    raise BrokerUnavailable("Kafka did not answer to an acknowledgement")
+                self._early += self._consumer.consume(1000, wait)  # this calls _committed
+                wait = min(2 * wait, SLICE)
+            if (error := self._commits[awaited]) is not None:
+                raise self._library.KafkaException(error)
         except self._library.KafkaException as error:
             raise BrokerUnavailable(f"Kafka did not take the acknowledgement: {error.args[0].str()}") from error
+
+    def _committed(self, error: Any, positions: Sequence[Any]) -> None:
+        answered = frozenset((each.topic, each.partition, each.offset) for each in positions)
+        if answered in self._commits:
+            self._commits[answered] = error
         with self._lock:
-            for position in done:
-                if position.error is None and (place := (position.topic, position.partition)) in self._partitions:
-                    self._partitions[place].committed = position.offset
+            for each in positions:
+                if each.error is None and error is None and (place := (each.topic, each.partition)) in self._partitions:
+                    self._partitions[place].committed = each.offset
+
+    def _forget_early(self, positions: Sequence[Any]) -> None:
+        """Forget what is read again, or by another consumer: it would come before what precedes it."""
+        places = {(each.topic, each.partition) for each in positions}
+        self._early = [record for record in self._early if (record.topic(), record.partition()) not in places]
 
     def _check(self, timeout: float) -> None:
         """Raise BrokerUnavailable if Kafka cannot be reached."""
@@ -455,6 +485,7 @@ class KafkaSource:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
+        self._early = []
         with self._lock:
             self._partitions.clear()
 
@@ -463,6 +494,7 @@ class KafkaSource:
             self._down = error.str()
 
     def _assigned(self, _consumer: Any, positions: Sequence[Any]) -> None:
+        self._forget_early(positions)
         with self._lock:
             for position in positions:
                 self._partitions[position.topic, position.partition] = _Partition()

@@ -20,7 +20,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from semel.core.messaging.messages import Message, attributes, read_message, size_of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.js import JetStreamContext
 
+R = TypeVar("R")
 LARGEST: Final = 1_000_000
 """The default of NATS is 1 MiB, which includes what separates the headers."""
 DEDUP_WINDOW: Final = 120.0
@@ -241,17 +242,14 @@ class NATSSource:
 
         subscription = await self._subscribe()
         if not self._fetched:
+            wait = self._client.wait
             try:
-                self._fetched = await subscription.fetch(1, timeout=max(0.02, seconds))
+                self._fetched = await wait(subscription.fetch(1, timeout=max(0.02, seconds)))
                 if limit > 1 and not self._ordered:  # not in one request: some servers wait for as many as it may bring
-                    self._fetched += await subscription.fetch(limit - 1, timeout=0.02)
+                    self._fetched += await wait(subscription.fetch(limit - 1, timeout=0.02))
             except TimeoutError:
-                if self._client.lost.is_set():
-                    raise BrokerUnavailable("the connection to NATS was lost") from None
-            except (errors.Error, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) and not self._client.lost.is_set():
-                    raise
-                # nats-py cancels those who wait when a connection is lost.
+                pass
+            except errors.Error as error:
                 await self._client.close()
                 raise BrokerUnavailable(f"NATS did not deliver: {_why(error)}") from error
         some, self._fetched = self._fetched[:limit], self._fetched[limit:]
@@ -265,9 +263,8 @@ class NATSSource:
             connection = (await self._client.open())._nc
             for delivery in deliveries:
                 self._in_hand.pop(delivery.handle, None)
-            await asyncio.gather(
-                *(connection.request(each.handle, b"+ACK", timeout=ACK_TIMEOUT) for each in deliveries)
-            )
+            requests = (connection.request(each.handle, b"+ACK", timeout=ACK_TIMEOUT) for each in deliveries)
+            await self._client.wait(asyncio.gather(*requests))
         except (errors.Error, TimeoutError) as error:
             await self._client.close()  # what is not acknowledged comes again
             raise BrokerUnavailable(f"NATS did not confirm: {_why(error)}") from error
@@ -301,8 +298,9 @@ class NATSSource:
             ack_policy=api.AckPolicy.EXPLICIT, ack_wait=self._ack_wait, max_ack_pending=self._max_ack_pending
         )
         try:
-            subscription = await jetstream.pull_subscribe(self._subject, self._durable, self._stream, config)
-            info = await subscription.consumer_info()
+            wait = self._client.wait
+            subscription = await wait(jetstream.pull_subscribe(self._subject, self._durable, self._stream, config))
+            info = await wait(subscription.consumer_info())
         except NotFoundError as error:
             raise ConfigurationError(f"no JetStream stream has the subject {self._subject!r}: create one") from error
         except (errors.Error, TimeoutError) as error:
@@ -398,6 +396,19 @@ class _Client:
         future.add_done_callback(lambda _: self._replies.pop(reply, None))
         await self._connection.publish(subject, data, reply, headers)
         return future
+
+    async def wait(self, answer: Awaitable[R]) -> R:
+        """Wait for an answer. Raises BrokerUnavailable as soon as the connection is lost, while nats-py waits on."""
+        task, lost = asyncio.ensure_future(answer), asyncio.ensure_future(self.lost.wait())
+        try:
+            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and not task.cancelled():  # nats-py cancels some of those who wait
+                return task.result()
+            raise BrokerUnavailable("the connection to NATS was lost")
+        finally:
+            task.cancel()
+            lost.cancel()
+            await asyncio.gather(task, lost, return_exceptions=True)
 
     async def _replied(self, msg: Msg) -> None:
         future = self._replies.get(msg.subject)

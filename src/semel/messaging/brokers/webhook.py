@@ -28,7 +28,7 @@ from urllib.parse import quote, urlsplit
 from semel.core.messaging.messages import Message, attributes, size_of
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError
-from semel.messaging.ports import BrokerDown, Capabilities, Refused, Result, Sent, TryAgain
+from semel.messaging.ports import Capabilities, DestinationDown, Refused, Result, Sent, TryAgain
 from semel.stores.settings import require
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class WebhookBroker:
         to_default = [at for at, message in enumerate(messages) if not message.destination]
         if to_default and all(type(results[at]) is _Unreachable for at in to_default):
             for at in to_default:
-                results[at] = BrokerDown(results[at].reason)
+                results[at] = DestinationDown(results[at].reason)
         return [TryAgain(result.reason) if isinstance(result, _Unreachable) else result for result in results]
 
     async def close(self) -> None:

@@ -10,13 +10,16 @@ ON CONFLICT (consumer, id) DO NOTHING RETURNING 1
 INSERT INTO semel_inbox (consumer, id, received) SELECT :consumer::text, id, {{now}} FROM unnest(:ids::text[]) AS g (id)
 ON CONFLICT (consumer, id) DO NOTHING RETURNING id
 
--- name: lock_stream (writes)
--- Lock the stream's row for the rest of the transaction, and read it. A new row has the sequence 0.
-INSERT INTO semel_inbox_stream AS s (consumer, stream, sequence) VALUES (:consumer::text, :stream::text, 0)
-ON CONFLICT (consumer, stream) DO UPDATE SET sequence = s.sequence RETURNING sequence
+-- name: lock_places (writes)
+-- Lock the streams' rows for the rest of the transaction, and read them. A new row has the sequence 0.
+INSERT INTO semel_inbox_stream AS s (consumer, stream, sequence)
+SELECT :consumer::text, stream, 0 FROM unnest(:streams::text[]) AS g (stream)
+ON CONFLICT (consumer, stream) DO UPDATE SET sequence = s.sequence RETURNING stream, sequence
 
--- name: move_stream (writes)
-UPDATE semel_inbox_stream SET sequence = :sequence::bigint WHERE consumer = :consumer::text AND stream = :stream::text
+-- name: move_streams (writes)
+UPDATE semel_inbox_stream s SET sequence = g.sequence
+FROM unnest(:streams::text[], :sequences::bigint[]) AS g (stream, sequence)
+WHERE s.consumer = :consumer::text AND s.stream = g.stream
 
 -- name: seen (reads)
 SELECT id FROM semel_inbox_start WHERE consumer = :consumer::text AND id = ANY (:ids::text[])

@@ -89,9 +89,10 @@ WITH me AS (
     WHERE o.position = s.position
     RETURNING o.stream
 ), counted AS (
-    UPDATE semel_outbox o SET starts = o.starts + 1,
+    UPDATE semel_outbox o SET starts = o.starts + g.counts,
         due = CASE WHEN o.stream = '' THEN {{now}} + g.after * interval '1 second' ELSE o.due END
-    FROM unnest(:failed::bigint[], :failures::text[], :afters::float8[]) AS g (position, reason, after), me
+    FROM unnest(:failed::bigint[], :failures::text[], :afters::float8[], :counts::smallint[])
+        AS g (position, reason, after, counts), me
     WHERE o.position = g.position AND g.position = ANY (me.started)
     RETURNING o.position, o.stream, {{now}} + g.after * interval '1 second' AS until, g.reason
 ), buried AS (

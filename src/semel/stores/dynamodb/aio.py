@@ -33,6 +33,8 @@ class AsyncDynamoDBStore:
     wakes = False
     counts = False
     resumes = False
+    lists = False
+    trails = False
     adopt = None
     accept = staticmethod(accept)
 

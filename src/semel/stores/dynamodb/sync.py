@@ -105,6 +105,8 @@ class DynamoDBStore:
     wakes = False
     counts = False
     resumes = False
+    lists = False
+    trails = False
     adopt = None
     accept = staticmethod(accept)
 

@@ -54,6 +54,8 @@ class AsyncMySQLStore:
     wakes = False
     counts = True
     resumes = True
+    lists = True
+    trails = False
     accept = None
 
     def __init__(

@@ -51,6 +51,8 @@ class MySQLStore:
     wakes = False
     counts = True
     resumes = True
+    lists = True
+    trails = False
     accept = None
 
     def __init__(

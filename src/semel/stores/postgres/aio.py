@@ -58,6 +58,8 @@ class AsyncPostgresStore:
 
     counts = True
     resumes = True
+    lists = True
+    trails = False
     accept = None
 
     def __init__(

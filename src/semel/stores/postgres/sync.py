@@ -51,6 +51,8 @@ class PostgresStore:
 
     counts = True
     resumes = True
+    lists = True
+    trails = False
     accept = None
 
     def __init__(

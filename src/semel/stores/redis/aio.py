@@ -44,6 +44,8 @@ class AsyncRedisStore:
 
     counts = False
     resumes = False
+    lists = False
+    trails = False
     adopt = None
     accept = None
 

@@ -64,6 +64,8 @@ class RedisStore:
 
     counts = False
     resumes = False
+    lists = False
+    trails = False
     adopt = None
     accept = None
 

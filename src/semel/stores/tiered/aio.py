@@ -53,7 +53,7 @@ class AsyncTieredStore:
         in_progress_ttl: Duration = IN_PROGRESS_TTL,
         mark_after: Duration = MARK_AFTER,
         max_copy_bytes: int = MAX_COPY_BYTES,
-        on_event: events.EventHook | None = None,
+        on_event: events.EventHooks | None = None,
     ) -> None:
         """
         :param primary: the store that decides: PostgreSQL, MySQL, SQLite or any other.
@@ -70,6 +70,8 @@ class AsyncTieredStore:
         self.wakes = primary.wakes
         self.counts = primary.counts
         self.resumes = primary.resumes
+        self.lists = primary.lists
+        self.trails = primary.trails
         self.adopt = primary.adopt
         self.accept = primary.accept
         self._rules = TierRules(
@@ -192,8 +194,9 @@ class AsyncTieredStore:
         await self.primary.close()
 
 
-def _report_to(hook: events.EventHook | None) -> Callable[[str | None], None] | None:
-    """Return what the cache calls when it is lost or back: it sends the events to the hook."""
+def _report_to(on_event: events.EventHooks | None) -> Callable[[str | None], None] | None:
+    """Return what the cache calls when it is lost or back: it sends the events to the hooks."""
+    hook = events.call_hooks(events.hooks_of(on_event), "semel")
     if hook is None:
         return None
 

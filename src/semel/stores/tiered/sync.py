@@ -50,7 +50,7 @@ class TieredStore:
         in_progress_ttl: Duration = IN_PROGRESS_TTL,
         mark_after: Duration = MARK_AFTER,
         max_copy_bytes: int = MAX_COPY_BYTES,
-        on_event: events.EventHook | None = None,
+        on_event: events.EventHooks | None = None,
     ) -> None:
         """
         :param primary: the store that decides: PostgreSQL, MySQL, SQLite or any other.
@@ -67,6 +67,8 @@ class TieredStore:
         self.wakes = primary.wakes
         self.counts = primary.counts
         self.resumes = primary.resumes
+        self.lists = primary.lists
+        self.trails = primary.trails
         self.adopt = primary.adopt
         self.accept = primary.accept
         self._rules = TierRules(
@@ -189,8 +191,9 @@ class TieredStore:
         self.primary.close()
 
 
-def _report_to(hook: events.EventHook | None) -> Callable[[str | None], None] | None:
-    """Return what the cache calls when it is lost or back: it sends the events to the hook."""
+def _report_to(on_event: events.EventHooks | None) -> Callable[[str | None], None] | None:
+    """Return what the cache calls when it is lost or back: it sends the events to the hooks."""
+    hook = events.call_hooks(events.hooks_of(on_event), "semel")
     if hook is None:
         return None
 

@@ -1,0 +1,149 @@
+"""Minutes: how often each event came on each route in one minute, and how long it took.
+
+Durations are counted in buckets, four for each doubling, so a quantile is exact to about 10 %. Each writer has its own
+row for a minute and a route, and replaces it by its newest numbers: a row that is written twice counts once. Readers
+add the rows of all writers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from math import log2
+from typing import Final, TypeAlias
+
+from semel.core.values import value
+
+MINUTE: Final = 60
+MOST_ROUTES: Final = 1000
+"""Routes of one minute. Further ones are counted together, as the route ``""``: a program may make up names."""
+_LAST_BUCKET: Final = 160
+"""It ends at twelve days; what takes longer is in it too."""
+
+_Count: TypeAlias = list[int]
+"""How often, microseconds in all, and then each bucket with its own count: flat, to be short in JSON."""
+
+
+@value
+class Minute:
+    """How often one event came on one route in one minute, summed over all processes."""
+
+    at: int
+    """When it began, in seconds since 1970: a multiple of 60."""
+    route: str
+    kind: str
+    """The name of the event, such as ``replayed``; ``dropped`` counts moments that were not kept."""
+    count: int
+    seconds: float
+    """The sum of what they took; 0 for events that take no time."""
+    buckets: Mapping[int, int]
+    """How many of them took up to ``bucket_end(bucket)`` seconds, and longer than the bucket before."""
+
+
+@value
+class MinuteRow:
+    """What one writer has counted for one route in one minute."""
+
+    at: int
+    route: str
+    count: int
+    """All events together. It only grows, so the greater one of two rows is the newer one."""
+    kinds: str
+    """The counts by kind, as JSON."""
+
+
+def bucket_of(seconds: float) -> int:
+    """Return the bucket of a duration."""
+    micros = seconds * 1e6
+    return 0 if micros <= 1.0 else min(int(log2(micros) * 4) + 1, _LAST_BUCKET)
+
+
+def bucket_end(bucket: int) -> float:
+    """Return the longest duration of a bucket, in seconds."""
+    return float(2 ** (bucket / 4) / 1e6)
+
+
+def quantile(minutes: Iterable[Minute], share: float) -> float | None:
+    """Return the duration that this share of the events did not exceed, such as 0.99; None if none took time."""
+    buckets: dict[int, int] = {}
+    for minute in minutes:
+        for bucket, count in minute.buckets.items():
+            buckets[bucket] = buckets.get(bucket, 0) + count
+    left = share * sum(buckets.values())
+    for bucket in sorted(buckets):
+        left -= buckets[bucket]
+        if left <= 0:
+            return bucket_end(bucket) / 2**0.125  # the middle of the bucket
+    return None
+
+
+class MinuteCounter:
+    """Counts the events of one writer, from any thread if the caller holds a lock."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, dict[str, dict[str, tuple[list[float], dict[int, int]]]]] = {}
+        self._changed: set[tuple[int, str]] = set()
+
+    def add(self, at: float, route: str, kind: str, seconds: float | None) -> None:
+        """Count an event."""
+        minute = int(at) // MINUTE * MINUTE
+        try:
+            numbers, buckets = self._counts[minute][route][kind]
+        except KeyError:
+            routes = self._counts.setdefault(minute, {})
+            if route not in routes and len(routes) >= MOST_ROUTES:
+                route = ""
+            numbers, buckets = routes.setdefault(route, {}).setdefault(kind, ([0, 0.0], {}))
+        numbers[0] += 1
+        if seconds is not None:
+            numbers[1] += seconds
+            bucket = bucket_of(seconds)
+            buckets[bucket] = buckets.get(bucket, 0) + 1
+        self._changed.add((minute, route))
+
+    def take_changed(self) -> list[MinuteRow]:
+        """Return the rows that have changed since the last time."""
+        changed, self._changed = self._changed, set()
+        return [self._row(at, route) for at, route in sorted(changed)]
+
+    def put_back(self, rows: Iterable[MinuteRow]) -> None:
+        """Take rows as changed that could not be written."""
+        self._changed.update((row.at, row.route) for row in rows)
+
+    def forget(self, before: float) -> None:
+        """Forget the minutes that ended before that time and have not changed since."""
+        waiting = {at for at, _ in self._changed}
+        for at in [at for at in self._counts if at + MINUTE <= before and at not in waiting]:
+            del self._counts[at]
+
+    def _row(self, at: int, route: str) -> MinuteRow:
+        kinds = self._counts[at][route]
+        packed = {
+            kind: [int(count), round(seconds * 1e6), *(number for pair in buckets.items() for number in pair)]
+            for kind, ((count, seconds), buckets) in kinds.items()
+        }
+        total = sum(count[0] for count in packed.values())
+        return MinuteRow(at, route, total, json.dumps(packed, separators=(",", ":")))
+
+
+def sum_rows(rows: Iterable[tuple[int, str, str]]) -> tuple[Minute, ...]:
+    """Add the rows of all writers: (at, route, kinds) of each. They are sorted by time, route and kind."""
+    sums: dict[tuple[int, str, str], _Count] = {}
+    for at, route, kinds in rows:
+        for kind, count in json.loads(kinds).items():
+            place = (at, route, kind)
+            known = sums.get(place)
+            if known is None:
+                sums[place] = count
+            else:
+                known[0] += count[0]
+                known[1] += count[1]
+                known += count[2:]  # a bucket may come twice now
+    return tuple(_minute(*place, sums[place]) for place in sorted(sums))
+
+
+def _minute(at: int, route: str, kind: str, count: _Count) -> Minute:
+    buckets: dict[int, int] = {}
+    for bucket, times in zip(count[2::2], count[3::2], strict=True):
+        buckets[bucket] = buckets.get(bucket, 0) + times
+    return Minute(at, route, kind, count[0], count[1] / 1e6, buckets)

@@ -1,0 +1,1 @@
+"""Checks of services from outside: the audit of an OpenAPI document."""

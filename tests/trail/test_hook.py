@@ -1,0 +1,221 @@
+"""The hook: it never disturbs a call, drops what does not fit, and writes a batch again whose answer was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semel import AsyncMemoryStore, AsyncSemel, ConfigurationError, MemoryStore, Semel, StoreUnavailable, StoreUncertain
+from semel.core.trail.moments import KeepTrail
+from semel.observe import events
+from semel.trail import Trail, TrailReader
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class Broken(MemoryStore):
+    """Fails at each Op of a trail while ``error`` is set: before it is done, or after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: Exception | None = None
+        self.tried = 0
+
+    def execute(self, op: Any) -> Any:
+        self.tried += 1
+        if isinstance(self.error, StoreUncertain):
+            super().execute(op)
+        if self.error is not None:
+            raise self.error
+        return super().execute(op)
+
+
+def test_the_story_of_a_key_and_the_counts_of_its_route() -> None:
+    store = MemoryStore()
+    began = time.time()
+    with Semel(store, on_event=(trail := Trail(store, service="shop"))) as guard:
+        for _ in range(3):
+            guard.run("pay", key="k1", call=lambda: 7)
+        record = guard.lookup("pay", key="k1")
+        trail.close()
+    assert record is not None
+    reader = TrailReader(store)
+    story = reader.story(record.id)
+    assert [each.kind for each in story] == ["started", "completed", "replayed", "replayed"]
+    assert {each.who for each in story} == {story[0].who}
+    assert story[0].who.startswith("shop@")
+    assert story[0].who.endswith(f":{os.getpid()}")
+    assert reader.lineage(reader.link("k1")) == reader.lineage_of(record.id) == story
+    counts = {(each.route, each.kind): each.count for each in reader.minutes(began - 60)}
+    assert counts == {("pay", "started"): 1, ("pay", "completed"): 1, ("pay", "replayed"): 2}
+
+
+def test_an_async_guard_writes_to_a_sync_store_in_a_thread() -> None:
+    class Slow(MemoryStore):
+        thread: threading.Thread | None = None
+
+        def execute(self, op: Any) -> Any:
+            if isinstance(op, KeepTrail):
+                self.thread = threading.current_thread()
+            return super().execute(op)
+
+    history = Slow()
+
+    async def main() -> None:
+        trail = Trail(history, service="shop")
+        async with AsyncSemel(AsyncMemoryStore(), on_event=trail) as guard:
+
+            async def pay() -> int:
+                return 7
+
+            await guard.run("pay", key="k1", call=pay)
+        await asyncio.to_thread(trail.close)
+
+    asyncio.run(main())
+    assert [each.kind for each in TrailReader(history).recent()] == ["completed", "started"]
+    assert history.thread not in (None, threading.main_thread())
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("down"), StoreUncertain("the answer is lost"), ValueError("bug")])
+def test_a_failing_store_disturbs_no_call_and_nothing_is_counted_twice(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    history = Broken()
+    history.error = error
+    with (
+        caplog.at_level(logging.WARNING, "semel.trail"),
+        Trail(history, service="shop", interval=0.01) as trail,
+        Semel(MemoryStore(), on_event=trail) as guard,
+    ):
+        assert guard.run("pay", key="k1", call=lambda: 7) == 7
+        wait_until(lambda: history.tried >= 3)
+        guard.run("pay", key="k1", call=lambda: 7)
+        history.error = None
+    reader = TrailReader(history)
+    assert [each.kind for each in reader.recent()] == ["replayed", "completed", "started"]
+    assert [(each.kind, each.count) for each in reader.minutes(time.time() - 120)] == [
+        ("completed", 1), ("replayed", 1), ("started", 1),
+    ]  # fmt: skip
+    assert trail.dropped == 0
+    assert len(caplog.records) == 1, "once, not at every try"
+    assert "cannot be written" in caplog.text
+
+
+def test_what_does_not_fit_is_dropped_and_counted_and_the_counts_stay_right() -> None:
+    history = Broken()
+    history.error = StoreUnavailable("down")
+    with Trail(history, service="shop", interval=0.01, queue=10) as trail:
+        for number in range(2000):
+            trail(events.Mismatched("pay", "", str(number)))
+        history.error = None
+    assert trail.dropped > 0
+    reader = TrailReader(history)
+    counts = {each.kind: each.count for each in reader.minutes(time.time() - 120)}
+    assert counts == {"mismatched": 2000, "dropped": trail.dropped}
+    assert len(reader.recent(5000)) == 2000 - trail.dropped
+
+
+def test_a_batch_that_the_store_always_refuses_does_not_hold_up_the_others() -> None:
+    class Picky(MemoryStore):
+        def execute(self, op: Any) -> Any:
+            if isinstance(op, KeepTrail) and any(each.details.get("error") == "bad" for each in op.moments):
+                raise StoreUnavailable("refused")
+            return super().execute(op)
+
+    history = Picky()
+    with Trail(history, service="shop", interval=0.001) as trail:
+        trail(events.Released("pay", "", "k1", 1, "bad", False))
+        wait_until(lambda: trail.dropped)
+        trail(events.Mismatched("pay", "", "k2"))
+    assert [each.kind for each in TrailReader(history).recent()] == ["mismatched"]
+    assert {each.kind for each in TrailReader(history).minutes(time.time() - 120)} == {
+        "released", "mismatched", "dropped",
+    }  # fmt: skip
+
+
+def test_closing_does_not_wait_for_a_store_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    end = threading.Event()
+
+    class Hanging(MemoryStore):
+        def execute(self, op: Any) -> Any:
+            end.wait(30)
+            return super().execute(op)
+
+    trail = Trail(Hanging(), service="shop", interval=0.01)
+    trail(events.Mismatched("pay", "", "k1"))
+    trail.close(timeout=0.05)
+    assert "1 events could not be written" in caplog.text
+    trail(events.Mismatched("pay", "", "k2"))  # ignored
+    end.set()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_writes_its_own_events_only() -> None:
+    """The parent's thread is not in the child, its queue and its counts are."""
+    history = MemoryStore()
+    trail = Trail(history, service="shop", interval=30)
+    trail(events.Mismatched("pay", "", "parent"))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            trail(events.Mismatched("pay", "", "child"))
+            trail.close()
+            (found,) = TrailReader(history).recent()
+            right = found.id == trail._links.link("child") and found.who.endswith(f":{os.getpid()}")
+            right = right and [each.count for each in TrailReader(history).minutes(time.time() - 120)] == [1]
+            os._exit(0 if right else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    trail.close()
+    assert [each.id for each in TrailReader(history).recent()] == [trail._links.link("parent")]
+
+
+def test_old_moments_are_removed_by_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.trail.hook.FORGET_EVERY", 0.0)
+    history = MemoryStore()
+    with Trail(history, service="shop", interval=0.01, keep=0.05) as trail:
+        trail(events.Mismatched("pay", "", "k1"))
+        wait_until(lambda: TrailReader(history).recent())
+        time.sleep(0.06)  # it is old then
+        trail(events.Mismatched("pay", "", "k2"))
+        wait_until(lambda: [each.id for each in TrailReader(history).recent()] == [trail._links.link("k2")])
+
+
+def test_routes_that_a_program_makes_up_are_counted_together() -> None:
+    history = MemoryStore()
+    with Trail(history, service="shop") as trail:
+        for number in range(1200):
+            trail(events.Mismatched(f"op{number}", "", "k"))
+        trail(events.Mismatched("with\0zero\ud800", "", "k"))
+    minutes = TrailReader(history).minutes(time.time() - 120)
+    assert sum(each.count for each in minutes if each.kind == "mismatched") == 1201
+    assert len({(each.at, each.route) for each in minutes}) <= 1001 * len({each.at for each in minutes})
+
+
+@pytest.mark.parametrize(
+    ("store", "words"),
+    [
+        (AsyncMemoryStore(), "give it the URL, or a sync store"),
+        (
+            "dynamodb://eu-west-1/table",
+            "DynamoDBStore keeps no history of events: use a MemoryStore, SQLiteStore, Post",
+        ),
+        ("nonsense://x", "no store is called 'nonsense'"),
+    ],
+)
+def test_a_store_that_cannot_keep_it_is_refused_at_once(store: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Trail(store, service="shop")
