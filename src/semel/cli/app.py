@@ -17,6 +17,7 @@ from semel.cli.commands import INTERRUPTED, STORE_VARIABLE, USAGE, exit_code, sa
 from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
 from semel.cli.dlq import DLQ
+from semel.cli.doctor import DOCTOR
 from semel.cli.records import DIAGRAM, LOOKUP, RELEASE, RESOLVE
 from semel.cli.recover import RECOVER
 from semel.cli.relay import OUTBOX, RELAY
@@ -39,6 +40,7 @@ COMMANDS: Final = (
     DLQ,
     DESCRIBE,
     AUDIT,
+    DOCTOR,
     SIZE,
     STORES,
     DIAGRAM,

@@ -32,6 +32,7 @@ from semel.core.ops import (
 )
 from semel.core.semantics import Row, may_take_over, same_request, state_at
 from semel.core.states import State, Takeover
+from semel.core.trail.moments import TRAIL_OPS
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.core.values import value
 from semel.errors import StoreUnavailable
@@ -53,6 +54,7 @@ from semel.sql.inbox import INBOX_OPS, inbox_program
 from semel.sql.outbox import POSTGRES_PROGRAMS
 from semel.sql.outbox_log import LOG_PROGRAMS
 from semel.sql.program import Program, Query, Rows, Statement, batch, load_queries
+from semel.sql.trail import trail_program
 
 CHANNEL: Final = "semel"
 """The channel of notifications; the payload is the record's id in hex."""
@@ -295,6 +297,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     WatchRecord: _watches,
     **dict.fromkeys(INBOX_OPS, one_by_one(partial(inbox_program, "postgresql"))),
     **{kind: one_by_one(program) for kind, program in {**POSTGRES_PROGRAMS, **LOG_PROGRAMS}.items()},
+    **dict.fromkeys(TRAIL_OPS, one_by_one(partial(trail_program, "postgresql"))),
 }
 
 

@@ -140,7 +140,7 @@ WITH gone AS (DELETE FROM semel_relay WHERE relay = :relay::bytea RETURNING rela
 UPDATE semel_lane l SET relay = NULL FROM gone WHERE l.relay = gone.relay
 
 -- name: add (writes, as text add)
--- For the caller's connection. The function is in schema/postgres/0007_log.sql.
+-- For the caller's connection. The function is in schema/postgres/0008_log.sql.
 SELECT semel_add(
     :id, :type, :data, :source, :destination, :stream, :subject, :content_type, :headers, :lane, :delay
 )

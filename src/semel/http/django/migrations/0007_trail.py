@@ -1,4 +1,4 @@
-"""The log of messages."""
+"""The history of events."""
 
 from semel.http.django.schema import migration
 
