@@ -43,7 +43,8 @@ from semel.core.semantics import (
     unpack_place,
 )
 from semel.core.states import State, Takeover
-from semel.core.trail.book import TRAIL_OPS, TrailBook
+from semel.core.trail.book import TrailBook
+from semel.core.trail.moments import TRAIL_OPS
 from semel.errors import StoreError, StoreUnavailable
 
 R = TypeVar("R")

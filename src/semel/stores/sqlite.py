@@ -115,8 +115,9 @@ def open_read_only(path: str | os.PathLike[str]) -> Iterator[SQLiteConnection]:
 class ReadOnlySQLiteStore:
     """Answers ``Lookup``, ``ListRecords`` and ``Measure`` from a file, without write access to it."""
 
-    wakes = counts = resumes = trails = False
+    wakes = counts = resumes = False
     lists = True
+    trails = True
     adopt = accept = None
 
     def __init__(self, connection: SQLiteConnection) -> None:
@@ -258,7 +259,7 @@ class SQLiteStore:
     counts = True
     resumes = True
     lists = True
-    trails = False
+    trails = True
     accept = None
 
     def __init__(
@@ -330,7 +331,7 @@ class AsyncSQLiteStore:
     counts = True
     resumes = True
     lists = True
-    trails = False
+    trails = True
     accept = None
 
     def __init__(

@@ -36,6 +36,7 @@ from semel.core.ops import (
 )
 from semel.core.semantics import Row, may_take_over, same_request, state_at, state_of
 from semel.core.states import State, Takeover
+from semel.core.trail.moments import TRAIL_OPS
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
 from semel.sql.connections.errors import Contention, DuplicateRow, LockHeld
@@ -56,6 +57,7 @@ from semel.sql.dialects.results import (
 from semel.sql.inbox import INBOX_OPS, inbox_program
 from semel.sql.outbox import RELAY_OPS, mysql_program
 from semel.sql.program import Packet, Piece, Program, Query, Rows, batch, load_queries
+from semel.sql.trail import trail_program
 
 _LEFT: Final = (
     "TIMESTAMPDIFF(MICROSECOND, {{now}}, lease_end), TIMESTAMPDIFF(MICROSECOND, created, {{now}}), "
@@ -306,6 +308,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Measure: one_by_one(_measure),
     **dict.fromkeys(INBOX_OPS, one_by_one(partial(inbox_program, "mysql"))),
     **dict.fromkeys(RELAY_OPS, one_by_one(mysql_program)),
+    **dict.fromkeys(TRAIL_OPS, one_by_one(partial(trail_program, "mysql"))),
 }
 
 

@@ -32,6 +32,7 @@ from semel.core.ops import (
 )
 from semel.core.semantics import Row, may_take_over, same_request, state_at
 from semel.core.states import State, Takeover
+from semel.core.trail.moments import TRAIL_OPS
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.core.values import value
 from semel.errors import StoreUnavailable
@@ -52,6 +53,7 @@ from semel.sql.dialects.results import (
 from semel.sql.inbox import INBOX_OPS, inbox_program
 from semel.sql.outbox import POSTGRES_PROGRAMS
 from semel.sql.program import Program, Query, Rows, Statement, batch, load_queries
+from semel.sql.trail import trail_program
 
 CHANNEL: Final = "semel"
 """The channel of notifications; the payload is the record's id in hex."""
@@ -294,6 +296,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     WatchRecord: _watches,
     **dict.fromkeys(INBOX_OPS, one_by_one(partial(inbox_program, "postgresql"))),
     **{kind: one_by_one(program) for kind, program in POSTGRES_PROGRAMS.items()},
+    **dict.fromkeys(TRAIL_OPS, one_by_one(partial(trail_program, "postgresql"))),
 }
 
 

@@ -36,6 +36,7 @@ from semel.core.ops import (
 )
 from semel.core.semantics import Row, may_take_over, not_a_place, same_request, state_at
 from semel.core.states import State, Takeover
+from semel.core.trail.moments import TRAIL_OPS
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
 from semel.sql.dialects.results import (
@@ -51,6 +52,7 @@ from semel.sql.dialects.results import (
 from semel.sql.inbox import INBOX_OPS, inbox_program
 from semel.sql.outbox import RELAY_OPS, sqlite_program
 from semel.sql.program import Program, Rows, Statement, load_queries
+from semel.sql.trail import trail_program
 
 _Q: Final = load_queries("semel.sql.dialects", "sqlite.sql")
 _FIND, _CLAIM, _COMPLETE = _Q["find"], _Q["claim"], _Q["complete"]
@@ -231,6 +233,7 @@ PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
     Measure: measure,
     **dict.fromkeys(INBOX_OPS, partial(inbox_program, "sqlite")),
     **dict.fromkeys(RELAY_OPS, sqlite_program),
+    **dict.fromkeys(TRAIL_OPS, partial(trail_program, "sqlite")),
 }
 """The program of each Op. The clock returns microseconds since 1970."""
 
