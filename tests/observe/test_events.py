@@ -356,7 +356,7 @@ def test_with_no_hook_no_event_is_made(quick_engine: Engine, monkeypatch: pytest
         monkeypatch.setattr(event, "__init__", count)
     loud = engine.guard
     engine.guard = engine.new_guard(on_event=None)
-    assert engine.guard.make_call("op", "k", "", b"", Policy()).clock is None, "no time is taken"
+    assert engine.guard.make_call("op", "k", "", b"", Policy()).clock is float, "no time is taken"
     for index, (name, scenario) in enumerate(SCENARIOS.items()):
         if name not in ("renewed", "renewal_failed"):
             fresh(engine, index)

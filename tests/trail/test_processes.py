@@ -132,3 +132,15 @@ def test_records_may_be_elsewhere(tmp_path: Path) -> None:
         trail(events.Mismatched("pay", "", "k1"))
     with closing(open_store(url)) as store:
         assert [each.kind for each in TrailReader(store).recent()] == ["mismatched"]
+
+
+@pytest.mark.parametrize("kind", marked("redis"))
+def test_records_and_their_history_share_a_server(kind: str, empty_url: Callable[[str], str]) -> None:
+    """Whoever walks over the keys of the store must leave those of the history alone."""
+    url = empty_url(kind)
+    with Trail(url, service="shop") as trail, Semel(url, on_event=trail) as guard:
+        guard.run("pay", key="k1", call=lambda: 7)
+        trail.close()
+        assert [record.key for record in guard.list()] == ["k1"]
+        assert guard.sweep().removed == 0
+        assert len(TrailReader(guard.store).recent()) == 2

@@ -6,7 +6,7 @@ A page marks a region, and this script fills it::
     ...
     <!-- end -->
 
-Run it by hand (``python tools/docs/generate.py``), or let ``make docs`` do so: mkdocs calls ``on_pre_build``. A test
+Run it by hand (``python tools/docs/generate.py``), or let ``make docs`` do so. A test
 holds that the committed pages are what the script would write now. What is not in a region is written by people.
 """
 
@@ -53,12 +53,6 @@ def stale() -> list[tuple[Path, str]]:
     """The pages that are not what they should be, and what they should be."""
     pages = [(page, page.read_text("utf-8")) for page in sorted(DOCS.rglob("*.md"))]
     return [(page, fresh) for page, text in pages if (fresh := filled(text)) != text]
-
-
-def on_pre_build(config: Any) -> None:
-    """Called by mkdocs. Writes only what has changed, so that ``mkdocs serve`` does not chase its own tail."""
-    for page, text in stale():
-        page.write_text(text, "utf-8")
 
 
 # -- the parts --------------------------------------------------------------------------------------------------------
@@ -393,6 +387,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.messaging.brokers.sns", "Amazon SNS.", ("SNSBroker",)),
     ("semel.messaging.brokers.webhook", "Webhooks.", ("WebhookBroker",)),
     ("semel.messaging.dynamodb", "Messages that are written with the completion of an operation on DynamoDB.", ()),
+    ("semel.console", "[The web console](../how-to/console.md).", ()),
     ("semel.natural", "Changes that a repeat does not make again. `semel.natural.aio`: the same, awaited.", ()),
     ("semel.stores.sqlite", "Tables in SQLite.", ("migrate",)),
     ("semel.stores.postgres", "Tables in PostgreSQL.", _STORE_SETUP),

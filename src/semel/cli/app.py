@@ -14,9 +14,11 @@ from semel import __version__
 from semel.cli.audit import AUDIT
 from semel.cli.client import CLIENT
 from semel.cli.commands import INTERRUPTED, STORE_VARIABLE, USAGE, exit_code, say
+from semel.cli.console import CONSOLE
 from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
 from semel.cli.dlq import DLQ
+from semel.cli.doctor import DOCTOR
 from semel.cli.records import DIAGRAM, LOOKUP, RELEASE, RESOLVE
 from semel.cli.recover import RECOVER
 from semel.cli.relay import OUTBOX, RELAY
@@ -27,6 +29,7 @@ from semel.stores.urls import SCHEMES
 
 COMMANDS: Final = (
     DEMO,
+    CONSOLE,
     MIGRATE,
     SWEEP,
     LOOKUP,
@@ -39,6 +42,7 @@ COMMANDS: Final = (
     DLQ,
     DESCRIBE,
     AUDIT,
+    DOCTOR,
     SIZE,
     STORES,
     DIAGRAM,

@@ -17,6 +17,7 @@ from semel.sql.migrations import MYSQL
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
 from semel.stores.mysql.connections import MySQLSettings, PyMySQL
+from semel.stores.risks import Risk, mysql_risks
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")
@@ -41,6 +42,16 @@ def check(url: str) -> None:
     connection = driver.connect(MySQLSettings.for_migration(url))
     try:
         sql.check(connection, MYSQL)
+    finally:
+        driver.close(connection)
+
+
+def risks(url: str) -> list[Risk]:
+    """Return the ways in which the server's settings can lose records."""
+    driver = PyMySQL()
+    connection = driver.connect(MySQLSettings.for_migration(url))
+    try:
+        return sql.run(mysql_risks(time.time), connection)
     finally:
         driver.close(connection)
 

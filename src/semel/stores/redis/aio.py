@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from semel.core.ops import Op, Sweep, Swept
+from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.core.trail.moments import TRAIL_OPS
 from semel.engine.ports import STORE_CLOSED
@@ -27,8 +27,7 @@ from semel.stores.redis.failures import (
     OpRetry,
     ServerUnreachable,
 )
-from semel.stores.redis.programs import RedisPrograms, WatchAttempt
-from semel.stores.redis.risks import Risk
+from semel.stores.redis.programs import WALKS, RedisPrograms, WatchAttempt
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     RETRY_FOR,
@@ -37,6 +36,7 @@ from semel.stores.redis.settings import (
     RedisSettings,
 )
 from semel.stores.redis.trail import KeyedCommand, trail_program
+from semel.stores.risks import Risk
 
 R = TypeVar("R")
 
@@ -46,7 +46,7 @@ class AsyncRedisStore:
 
     counts = False
     resumes = False
-    lists = False
+    lists = True
     trails = True
     adopt = None
     accept = None
@@ -91,8 +91,8 @@ class AsyncRedisStore:
             durable: AsyncRedisConnection | None = None
             where = redirection
             try:
-                if type(op) is Sweep:
-                    return cast(R, await self._sweep(op))
+                if type(op) in WALKS:
+                    return cast(R, await self._walk(op))
                 if type(op) in TRAIL_OPS:
                     return cast(R, await self._trail(op))
                 if redirection is None:
@@ -239,12 +239,13 @@ class AsyncRedisStore:
                 replies[at] = reply
         return replies
 
-    async def _sweep(self, op: Sweep) -> Swept:
+    async def _walk(self, op: Op[Any]) -> Any:
+        """Run an Op that is not about one record."""
         servers = self._servers
-        sweep = self._programs.sweep(op, await servers.masters(), servers.cursors)
+        walk = self._programs.walk(op, await servers.masters(), servers.cursors)
         try:
-            address, commands = next(sweep)
+            address, commands = next(walk)
             while True:
-                address, commands = sweep.send(await (await servers.connection(address)).exchange(commands))
+                address, commands = walk.send(await (await servers.connection(address)).exchange(commands))
         except StopIteration as stop:
-            return cast(Swept, stop.value)
+            return stop.value

@@ -22,11 +22,11 @@ from semel.errors import ConfigurationError, SemelError
 from semel.stores.redis.failures import NotMaster
 from semel.stores.redis.settings import RedisSettings
 
-_STANDALONE: Final = frozenset({"complete", "confirm", "keep_minutes"})
+_STANDALONE: Final = frozenset({"complete", "confirm", "show", "keep_minutes"})
 """Scripts that do not need ``record.lua``."""
 SCRIPT_NAMES: Final = (
     "claim", "renew", "complete", "release", "save_step", "confirm", "lookup", "resolve", "watch", "sweep",
-    "keep_minutes",
+    "show", "keep_minutes",
 )  # fmt: skip
 
 

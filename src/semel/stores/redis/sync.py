@@ -19,10 +19,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar
 
-from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep, Sweep, Swept
+from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep
 from semel.core.policy import Duration
 from semel.core.trail.moments import TRAIL_OPS
 from semel.engine.forking import survive_forks
@@ -40,8 +41,7 @@ from semel.stores.redis.failures import (
     ServerUnreachable,
     unconfirmed,
 )
-from semel.stores.redis.programs import OpProgram, RedisPrograms, WatchAttempt
-from semel.stores.redis.risks import Risk
+from semel.stores.redis.programs import WALKS, OpProgram, RedisPrograms, WatchAttempt
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     CONNECTIONS,
@@ -51,6 +51,7 @@ from semel.stores.redis.settings import (
     RedisSettings,
 )
 from semel.stores.redis.trail import KeyedCommand, trail_program
+from semel.stores.risks import Risk
 
 R = TypeVar("R")
 _ALWAYS_DURABLE: Final = frozenset({Complete, SaveStep, Resolve})
@@ -61,12 +62,18 @@ _Outcome: TypeAlias = tuple[int, "Address | None", Any]
 """The result of one try: the Op's position, the server, and the answer or an error."""
 
 
+def risks(url: str) -> list[Risk]:
+    """Return the ways in which the servers' settings can lose records."""
+    with closing(RedisStore(url, listen=False)) as store:
+        return store.risks()
+
+
 class RedisStore:
     """A store in Redis 7 or newer, or Valkey, for threads. Connections are opened when first needed."""
 
     counts = False
     resumes = False
-    lists = False
+    lists = True
     trails = True
     adopt = None
     accept = None
@@ -277,8 +284,8 @@ class RedisBatchConnection:
         failed: dict[Address | None, SemelError] = {}
         for at in chosen:
             op = ops[at]
-            if type(op) is Sweep:
-                outcomes.append((at, None, self._sweep(op)))
+            if type(op) in WALKS:
+                outcomes.append((at, None, self._walk(op)))
                 continue
             if type(op) in TRAIL_OPS:
                 outcomes.append((at, None, self._trail(op)))
@@ -351,14 +358,15 @@ class RedisBatchConnection:
         replies = iter(connection.exchange(commands, asking=group[0].asking) if commands else ())
         return [None if isinstance(each.command, UnansweredCommand) else next(replies) for each in group]
 
-    def _sweep(self, op: Sweep) -> Swept | SemelError:
+    def _walk(self, op: Op[Any]) -> Any:
+        """Run an Op that is not about one record. Returns the answer or the error."""
         try:
-            sweep = self._programs.sweep(op, self._servers.masters(), self._servers.cursors)
-            address, commands = next(sweep)
+            walk = self._programs.walk(op, self._servers.masters(), self._servers.cursors)
+            address, commands = next(walk)
             while True:
-                address, commands = sweep.send(self._connection(address).exchange(commands))
+                address, commands = walk.send(self._connection(address).exchange(commands))
         except StopIteration as stop:
-            return cast(Swept, stop.value)
+            return stop.value
         except SemelError as error:
             return error
 
