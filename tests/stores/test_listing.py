@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pymysql
 import pytest
+import redis
 
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel, State, migrate_store, open_store
 from semel.core.ops import ListRecords, Measure
@@ -230,3 +231,32 @@ def test_root_and_parent_of_a_key_are_apart() -> None:
         guard.run("outer", key="k1", call=outer)
         inner = next(guard.list(operation="inner"))
         assert (inner.key, inner.root, inner.parent) == ("k2", "k1", "k1")
+
+
+@pytest.mark.server
+@pytest.mark.redis
+def test_other_keys_of_a_redis_are_not_listed(redis_url: str) -> None:
+    with Semel(redis_url) as guard, closing(redis.Redis.from_url(redis_url)) as client:
+        for i in range(40):
+            guard.run("pay", key=i, call=lambda: "done")
+            client.set(f"session:{i}", "x")
+        client.set("semel:notes", "text")
+        client.set("semel:" + "0" * 32, "text")
+        client.xadd("semel:" + "1" * 32, {"a": "b"})
+        for limit in (1, 7, 500):
+            found: list[bytes] = []
+            after = None
+            for _ in range(200):
+                page = guard.list_page(limit=limit, after=after)
+                found += [record.id for record in page.records]
+                after = page.after
+                if after is None:
+                    break
+            assert (len(found), len(set(found))) == (40, 40)
+        size = guard.measure()
+        assert size.records in (41, 42), "what stands under a key like ours counts as a record"
+        assert size.exact
+        assert size.bytes is not None
+        for wrong in ("nonsense", "x@y~", "~ff"):
+            with pytest.raises(PolicyError, match="not the end of a page"):
+                guard.list_page(after=wrong)

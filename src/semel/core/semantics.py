@@ -134,6 +134,11 @@ def is_listed(op: ListRecords, record: Record) -> bool:
     )
 
 
+def is_filtered(op: ListRecords) -> bool:
+    """Whether the list leaves out records that are not absent."""
+    return bool(op.states or op.older) or op.operation is not None or op.tenant is not None
+
+
 def pack_place(place: object, id: bytes) -> str:
     """Return where a page has ended, as ``Listing.after``: a place in the store's order, and the id there."""
     return f"{place}~{id.hex()}"

@@ -26,7 +26,7 @@ TICK: Final = 0.05
 
 def require_packages() -> None:
     """Raise MissingDependency before anything is started, if a package of the ``demo`` extra is missing."""
-    for package in ("fastapi", "uvicorn", "httpx", "prometheus_client"):
+    for package in ("fastapi", "uvicorn", "httpx", "jinja2", "prometheus_client"):
         try:
             importlib.import_module(package)
         except ImportError as error:

@@ -33,7 +33,7 @@ class AsyncDynamoDBStore:
     wakes = False
     counts = False
     resumes = False
-    lists = False
+    lists = True
     trails = False
     adopt = None
     accept = staticmethod(accept)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from semel.core.ops import Op, Sweep, Swept
+from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
@@ -26,7 +26,7 @@ from semel.stores.redis.failures import (
     OpRetry,
     ServerUnreachable,
 )
-from semel.stores.redis.programs import RedisPrograms, WatchAttempt
+from semel.stores.redis.programs import WALKS, RedisPrograms, WatchAttempt
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     RETRY_FOR,
@@ -44,7 +44,7 @@ class AsyncRedisStore:
 
     counts = False
     resumes = False
-    lists = False
+    lists = True
     trails = False
     adopt = None
     accept = None
@@ -89,8 +89,8 @@ class AsyncRedisStore:
             durable: AsyncRedisConnection | None = None
             where = redirection
             try:
-                if type(op) is Sweep:
-                    return cast(R, await self._sweep(op))
+                if type(op) in WALKS:
+                    return cast(R, await self._walk(op))
                 if redirection is None:
                     connection = servers.only
                     if connection is None or connection.closed or connection.loop is not asyncio.get_running_loop():
@@ -206,12 +206,13 @@ class AsyncRedisStore:
         finally:
             connection.close()
 
-    async def _sweep(self, op: Sweep) -> Swept:
+    async def _walk(self, op: Op[Any]) -> Any:
+        """Run an Op that is not about one record."""
         servers = self._servers
-        sweep = self._programs.sweep(op, await servers.masters(), servers.cursors)
+        walk = self._programs.walk(op, await servers.masters(), servers.cursors)
         try:
-            address, commands = next(sweep)
+            address, commands = next(walk)
             while True:
-                address, commands = sweep.send(await (await servers.connection(address)).exchange(commands))
+                address, commands = walk.send(await (await servers.connection(address)).exchange(commands))
         except StopIteration as stop:
-            return cast(Swept, stop.value)
+            return stop.value

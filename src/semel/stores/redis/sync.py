@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar
 
-from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep, Sweep, Swept
+from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep
 from semel.core.policy import Duration
 from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUncertain
@@ -40,7 +40,7 @@ from semel.stores.redis.failures import (
     ServerUnreachable,
     unconfirmed,
 )
-from semel.stores.redis.programs import OpProgram, RedisPrograms, WatchAttempt
+from semel.stores.redis.programs import WALKS, OpProgram, RedisPrograms, WatchAttempt
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     CONNECTIONS,
@@ -71,7 +71,7 @@ class RedisStore:
 
     counts = False
     resumes = False
-    lists = False
+    lists = True
     trails = False
     adopt = None
     accept = None
@@ -282,8 +282,8 @@ class RedisBatchConnection:
         failed: dict[Address | None, SemelError] = {}
         for at in chosen:
             op = ops[at]
-            if type(op) is Sweep:
-                outcomes.append((at, None, self._sweep(op)))
+            if type(op) in WALKS:
+                outcomes.append((at, None, self._walk(op)))
                 continue
             key = self._programs.key(op.id)
             address = where = redirections.pop(at, None)
@@ -353,14 +353,15 @@ class RedisBatchConnection:
         replies = iter(connection.exchange(commands, asking=group[0].asking) if commands else ())
         return [None if isinstance(each.command, UnansweredCommand) else next(replies) for each in group]
 
-    def _sweep(self, op: Sweep) -> Swept | SemelError:
+    def _walk(self, op: Op[Any]) -> Any:
+        """Run an Op that is not about one record. Returns the answer or the error."""
         try:
-            sweep = self._programs.sweep(op, self._servers.masters(), self._servers.cursors)
-            address, commands = next(sweep)
+            walk = self._programs.walk(op, self._servers.masters(), self._servers.cursors)
+            address, commands = next(walk)
             while True:
-                address, commands = sweep.send(self._connection(address).exchange(commands))
+                address, commands = walk.send(self._connection(address).exchange(commands))
         except StopIteration as stop:
-            return cast(Swept, stop.value)
+            return stop.value
         except SemelError as error:
             return error
 
