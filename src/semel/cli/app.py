@@ -14,6 +14,7 @@ from semel import __version__
 from semel.cli.audit import AUDIT
 from semel.cli.client import CLIENT
 from semel.cli.commands import INTERRUPTED, STORE_VARIABLE, USAGE, exit_code, say
+from semel.cli.console import CONSOLE
 from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
 from semel.cli.dlq import DLQ
@@ -29,6 +30,7 @@ from semel.stores.urls import SCHEMES
 
 COMMANDS: Final = (
     DEMO,
+    CONSOLE,
     MIGRATE,
     SWEEP,
     LIST,

@@ -83,6 +83,14 @@ def positive(text: str) -> int:
     return number
 
 
+def port_number(text: str) -> int:
+    """The type of an argument that is a port."""
+    number = int(text)
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port: 0 to 65535")
+    return number
+
+
 def printable(text: str) -> str:
     """Escape what is not printable, except line ends: what a store holds must not control the user's terminal.
 
@@ -240,13 +248,13 @@ def _plain(url: str) -> str:
     return plain_url(url)
 
 
-def _plain_or_guard(target: str) -> str:
+def plain_or_guard(target: str) -> str:
     return target if names_guard(target) else _plain(target)
 
 
 def add_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "url", metavar="URL", type=_plain_or_guard,
+        "url", metavar="URL", type=plain_or_guard,
         help=f"the store: {URLS}; may be left out if {STORE_VARIABLE} is set. Or the guard of a service, "
         "shop.orders:guard, with its secret, key ring and tenant",
     )  # fmt: skip

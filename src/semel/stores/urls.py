@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from semel.core.ops import Op
 from semel.engine.ports import AsyncStore, Store, check_trails
-from semel.errors import MissingDependency, StoreURLError
+from semel.errors import ConfigurationError, MissingDependency, StoreURLError
 from semel.stores.risks import Risk
 from semel.stores.settings import plain_url
 
@@ -295,11 +295,17 @@ def _call(function: str, *arguments: str) -> Any:
             raise missing from None
 
 
+def _refuse_connection(connection: object) -> NoReturn:
+    raise ConfigurationError(
+        "only the async driver of this database is installed, so no sync connection can take part in a transaction: "
+        "install psycopg (semel[postgres]) or PyMySQL (semel[mysql])"
+    )
+
+
 class BridgedStore:
     """A sync store that runs an async one in an event loop of its own. Not for several threads."""
 
     wakes = False
-    adopt = None
 
     def __init__(self, open_store: Callable[[], AsyncStore]) -> None:
         """:param open_store: opens the async store; called inside the event loop."""
@@ -319,6 +325,7 @@ class BridgedStore:
         self.lists = self._store.lists
         self.trails = self._store.trails
         self.accept = self._store.accept
+        self.adopt = None if self._store.adopt is None else _refuse_connection
 
     def execute(self, op: Op[R]) -> R:
         return self._runner.run(self._store.execute(op))
