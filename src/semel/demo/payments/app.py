@@ -29,6 +29,7 @@ from semel.demo.payments.routes import router, tenant_of
 from semel.demo.processes import end_with_parent, read_settings
 from semel.errors import ConfigurationError, StoreError
 from semel.http.fastapi import install
+from semel.observe.prometheus import PrometheusMetrics, StoreMetrics
 from semel.stores.aio_guard import AsyncSemel
 from semel.stores.urls import open_async_store
 
@@ -52,6 +53,8 @@ class ServiceSettings:
     """Where the business rows are: in the same database, if it has SQL tables."""
     mistake: str = ""
     """One of ``MISTAKES``, to show that the verdict finds it."""
+    metrics: str = ""
+    """The folder in which the processes count for Prometheus; empty if there is only one process."""
 
 
 def make_app(settings: ServiceSettings) -> FastAPI:
@@ -59,13 +62,16 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     if settings.mistake and settings.mistake not in MISTAKES:
         raise ConfigurationError(f"no mistake is called {settings.mistake!r}; there are: {', '.join(MISTAKES)}")
     books = Books(settings.books)
-    guard = AsyncSemel(open_async_store(settings.store), policy=Policy(lease=LEASE))
+    metrics, store_metrics, registry = _open_metrics(settings)
+    guard = AsyncSemel(open_async_store(settings.store), policy=Policy(lease=LEASE), on_event=metrics)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         await guard.close()
         books.close()
+        store_metrics.close()
+        metrics.write()
 
     app = FastAPI(
         title="Semel demo: payments",
@@ -78,12 +84,26 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(router)
     app.add_api_route("/", _home, include_in_schema=False)
     app.add_api_route("/semel.js", _module, include_in_schema=False)
+    app.add_api_route("/metrics", lambda: _metrics(registry), include_in_schema=False)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StoreError, _away)
     install(app, guard=guard, tenant=tenant_of)
     if settings.mistake == "unprotected":
         app.add_middleware(NewKeys)
     return app
+
+
+def _open_metrics(settings: ServiceSettings) -> tuple[PrometheusMetrics, StoreMetrics, Any]:
+    """Return the hook that counts, the gauges of the store, and the registry that ``/metrics`` shows."""
+    if settings.metrics:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = settings.metrics  # prometheus-client reads it when it is imported
+    from prometheus_client import CollectorRegistry, multiprocess
+
+    counted = shown = CollectorRegistry()
+    if settings.metrics:
+        shown = CollectorRegistry()
+        multiprocess.MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
+    return PrometheusMetrics(counted), StoreMetrics(settings.store, shown, every="5s"), shown
 
 
 class NewKeys:
@@ -111,6 +131,13 @@ async def _home(request: Request) -> HTMLResponse:
     for name, text in (("title", request.app.title), ("description", request.app.description), ("rows", rows)):
         page = page.replace(f"{{{name}}}", text)
     return HTMLResponse(page)
+
+
+def _metrics(registry: Any) -> Response:
+    """What all processes have counted, for Prometheus."""
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def _module() -> Response:

@@ -9,13 +9,19 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from django.db import migrations, router
+from django.db import migrations, models, router
 from django.db.migrations.exceptions import IrreversibleError
 from django.db.migrations.operations.base import Operation
 from django.db.utils import NotSupportedError
 
 from semel.sql.migrations import MYSQL, POSTGRES, SQLITE, Schema
 
+_ADMIN: Final = migrations.CreateModel(
+    "IdempotencyRecord",
+    [("id", models.CharField(primary_key=True, max_length=32, serialize=False))],
+    {"managed": False, "default_permissions": ("view", "change"), "verbose_name": "idempotency record"},
+)
+"""The model of the admin. It makes no table."""
 _CREATED: Final = re.compile(
     r"CREATE (?:UNIQUE )?(TABLE|INDEX|SEQUENCE|FUNCTION|PROCEDURE) (?:IF NOT EXISTS )?(\w+)(?:\s+ON (\w+))?",
     re.IGNORECASE,
@@ -29,7 +35,8 @@ _LIFTED: Final = re.compile(r"ALTER TABLE (\w+) DROP CONSTRAINT (\w+)", re.IGNOR
 def migration(number: int, *, after: str | None = None) -> type[migrations.Migration]:
     """Return the migration class for file ``number``; ``after`` is the name of the previous migration."""
     dependencies = [("semel", after)] if after else []
-    return type("Migration", (migrations.Migration,), {"dependencies": dependencies, "operations": [Apply(number)]})
+    operations = [Apply(number)] if after else [Apply(number), _ADMIN]
+    return type("Migration", (migrations.Migration,), {"dependencies": dependencies, "operations": operations})
 
 
 class Apply(Operation):  # type: ignore[misc]  # Django is not typed
