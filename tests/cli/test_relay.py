@@ -85,7 +85,7 @@ def test_once_fails_if_something_was_not_sent(
     assert lines[1].split()[:4] == ["(the", "relay's)", "1", "1"]
     assert lines[2] == "stream s1: 0 wait, parked: bad"
     assert lines[3].startswith("stream s0: 1 wait, next try in ")
-    assert lines[3].endswith("s: busy\\u001b")
+    assert lines[3].endswith(": busy\\u001b")
     assert lines[4] == "no relay is running"
     broker.answer = lambda message: BrokerDown("away")
     assert main(words) == 0, "nothing is due"
