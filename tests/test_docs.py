@@ -310,8 +310,8 @@ def test_the_indexes_to_make_by_hand_are_those_of_the_schema() -> None:
 
 
 def test_every_block_says_its_language_and_python_is_spelled_so() -> None:
-    """A block under another name, or none, would not be run."""
-    known = {"python", "output", "console", "text", "sql", "mermaid", "toml", "yaml", "json", "ini", "js"}
+    """A block under another name, or none, would not be run. ``py`` is an excerpt of an example: see the next test."""
+    known = {"python", "py", "output", "console", "text", "sql", "mermaid", "toml", "yaml", "json", "ini", "js"}
     wrong = []
     for page in PAGES:
         inside = False
@@ -321,6 +321,17 @@ def test_every_block_says_its_language_and_python_is_spelled_so() -> None:
                 if inside and (match[2] not in known or match[1] != "```"):
                     wrong.append(f"{name_of(page)}:{number}: {line.strip()}")
     assert not wrong
+
+
+def test_excerpts_stand_in_the_examples() -> None:
+    examples = [path.read_text("utf-8") for path in (ROOT / "examples").rglob("*.py")]
+    excerpts = [
+        (page, block)
+        for page in PAGES
+        for block in re.findall(r"^```py\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    ]
+    assert excerpts
+    assert [name_of(page) for page, block in excerpts if not any(block in example for example in examples)] == []
 
 
 # Links

@@ -20,6 +20,7 @@ from semel import SQLiteStore
 from semel.cli import main
 from semel.core.messaging.messages import BrokerDown, Refused, TryAgain
 from semel.messaging import Outbox
+from semel.stores import postgres
 from tests.messaging.recording_broker import RecordingBroker
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,18 @@ def test_once_sends_all_and_ends(url: str, broker: RecordingBroker, capsys: pyte
     assert capsys.readouterr().out == "in all: 4 sent\n"
     assert main(["outbox", url]) == 0
     assert capsys.readouterr().out == "the outbox is empty\nno relay is running\n"
+
+
+@pytest.mark.postgres
+@pytest.mark.server
+def test_the_mode_of_the_outbox_is_changed_where_it_can_be(
+    url: str, capsys: pytest.CaptureFixture[str], postgres_url: str
+) -> None:
+    assert main(["outbox", url, "--mode", "log"]) == 2
+    assert "needs PostgreSQL" in capsys.readouterr().err
+    postgres.migrate(postgres_url)
+    assert main(["outbox", postgres_url, "--mode", "log"]) == 0
+    assert capsys.readouterr().out == "the outbox is empty\nthe mode of the outbox is log\nno relay is running\n"
 
 
 def test_once_fails_if_something_was_not_sent(

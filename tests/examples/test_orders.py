@@ -15,7 +15,6 @@ from tests.servers import KINDS
 from tests.servers.install import missing_is_an_error
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "tutorial" / "events-between-services.md"
 
 
 @pytest.mark.faults
@@ -39,11 +38,3 @@ def test_each_order_is_charged_once_and_booked_once(broker: str) -> None:
     for key in ("checkout-1", "checkout-2"):
         [order] = re.findall(rf"(o-\w+) placed with the key {key};", ran.stdout)
         assert re.findall(rf"ledger    {order} booked for .* began with the key (.*)", ran.stdout) == [key]
-
-
-def test_the_page_shows_the_code_of_the_example() -> None:
-    files = "\n".join(path.read_text() for path in (ROOT / "examples" / "orders").glob("*.py"))
-    blocks = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) >= 3
-    for block in blocks:
-        assert block in files

@@ -157,6 +157,8 @@ class Desk:
         }
 
     def clear(self) -> None:
+        if self.dialect == "postgres":
+            self.sql("SELECT semel_switch('queue')")
         for table in TABLES:
             self.sql(f"DELETE FROM semel_{table}")
 

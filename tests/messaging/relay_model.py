@@ -19,6 +19,7 @@ from semel.core.messaging.messages import (
     Sent,
     SettleMessages,
     StartMessages,
+    TakeLog,
     lane_of,
 )
 from semel.core.messaging.relaying import Poison, Publish, RelayFlow, RelayPlan, RelayReport, Rest
@@ -94,6 +95,8 @@ class OutboxModel:
                 return self._start(op)
             case SettleMessages():
                 return self._settle(op)
+            case TakeLog():
+                return "queue"
             case LeaveRelays():
                 self._free(op.relay)
                 self.relays.pop(op.relay, None)

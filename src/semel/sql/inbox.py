@@ -280,6 +280,8 @@ def _redrive(op: RedriveLetters, tables: _Tables) -> Program[int]:
         if streams:
             if tables.dialect != "sqlite":  # it has one writer
                 yield from tables.ask("lock_streams", streams)
+            if tables.dialect == "postgresql":
+                yield from tables.ask("lock_cursor")
             yield from tables.ask("stage", streams)
             if tables.dialect != "postgresql":
                 yield from tables.ask("delete_staged", streams)

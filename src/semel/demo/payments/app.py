@@ -34,6 +34,8 @@ from semel.demo.payments.routes import router, tenant_of
 from semel.demo.processes import end_with_parent, read_settings
 from semel.errors import ConfigurationError, StoreError
 from semel.http.fastapi import install
+from semel.observe.events import EventHook
+from semel.observe.prometheus import PrometheusMetrics, StoreMetrics
 from semel.stores.aio_guard import AsyncSemel
 from semel.stores.urls import open_async_store
 from semel.trail import Trail
@@ -62,6 +64,8 @@ class ServiceSettings:
     """One of ``MISTAKES``, to show that the verdict finds it."""
     beside: str = ""
     """The store of the service that is under a storm. The console shows it as well."""
+    metrics: str = ""
+    """The folder in which the processes count for Prometheus; empty if there is only one process."""
 
 
 def make_app(settings: ServiceSettings) -> FastAPI:
@@ -70,8 +74,10 @@ def make_app(settings: ServiceSettings) -> FastAPI:
         raise ConfigurationError(f"no mistake is called {settings.mistake!r}; there are: {', '.join(MISTAKES)}")
     books = Books(settings.books)
     store = open_async_store(settings.store)
+    metrics, store_metrics, registry = _open_metrics(settings)
     trail = Trail(settings.store, service="payments", interval=0.5) if store.trails else None
-    guard = AsyncSemel(store, policy=Policy(lease=LEASE), on_event=trail)
+    hooks: list[EventHook] = [metrics] if trail is None else [metrics, trail]
+    guard = AsyncSemel(store, policy=Policy(lease=LEASE), on_event=hooks)
     console = _console(guard, settings.beside)
 
     @contextlib.asynccontextmanager
@@ -82,6 +88,8 @@ def make_app(settings: ServiceSettings) -> FastAPI:
         if trail is not None:
             await asyncio.to_thread(trail.close)
         books.close()
+        store_metrics.close()
+        metrics.write()
 
     app = FastAPI(
         title="Semel demo: payments",
@@ -98,6 +106,7 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     app.add_api_route("/demo.js", _panel_script, include_in_schema=False)
     for path in console.paths:  # one by one: what is mounted at "/" would answer for every mistyped address
         app.router.routes.append(Route(path, console))
+    app.add_api_route("/metrics", lambda: _metrics(registry), include_in_schema=False)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StoreError, _away)
     install(app, guard=guard, tenant=tenant_of)
@@ -114,6 +123,19 @@ def _console(guard: AsyncSemel, beside: str) -> Console:
     everything = Access(who="demo", act=True, show_keys=True, show_bodies=True)
     panel = Panel(_PANEL.read_text("utf-8"), "/demo.js")
     return Console(watched, allow=allow_on_this_machine(everything), running_too_long="30s", panel=panel)
+
+
+def _open_metrics(settings: ServiceSettings) -> tuple[PrometheusMetrics, StoreMetrics, Any]:
+    """Return the hook that counts, the gauges of the store, and the registry that ``/metrics`` shows."""
+    if settings.metrics:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = settings.metrics  # prometheus-client reads it when it is imported
+    from prometheus_client import CollectorRegistry, multiprocess
+
+    counted = shown = CollectorRegistry()
+    if settings.metrics:
+        shown = CollectorRegistry()
+        multiprocess.MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
+    return PrometheusMetrics(counted), StoreMetrics(settings.store, shown, every="5s"), shown
 
 
 class NewKeys:
@@ -141,6 +163,13 @@ async def _try(request: Request) -> HTMLResponse:
     for name, text in (("title", request.app.title), ("description", request.app.description), ("rows", rows)):
         page = page.replace(f"{{{name}}}", text)
     return HTMLResponse(page)
+
+
+def _metrics(registry: Any) -> Response:
+    """What all processes have counted, for Prometheus."""
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def _module() -> Response:

@@ -26,7 +26,7 @@ TICK: Final = 0.05
 
 def require_packages() -> None:
     """Raise MissingDependency before anything is started, if a package of the ``demo`` extra is missing."""
-    for package in ("fastapi", "uvicorn", "httpx", "jinja2"):
+    for package in ("fastapi", "uvicorn", "httpx", "jinja2", "prometheus_client"):
         try:
             importlib.import_module(package)
         except ImportError as error:
@@ -58,8 +58,9 @@ class Service:
         self.workers = WorkerPool("semel.demo.payments.app", folder / "service.log", [self._socket.fileno()])
         self.settings: dict[str, Any] = {
             "descriptor": self._socket.fileno(), "store": self.store, "books": where, "mistake": mistake,
-            "beside": beside,
+            "beside": beside, "metrics": str(folder / "metrics"),
         }  # fmt: skip
+        (folder / "metrics").mkdir(exist_ok=True)
 
     def __enter__(self) -> Self:
         """Start the processes; done when one of them answers."""

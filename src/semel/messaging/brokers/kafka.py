@@ -116,9 +116,11 @@ class KafkaBroker:
         found = reports.so_far()
         if producer.failed or any(map(self._is_fatal, found)):
             self._discard(producer)
-        results = [self._result(report, producer) for report in found]
+        results: Sequence[Result] = [self._result(report, producer) for report in found]
         if _TOO_LARGE in results and len(messages) > 1:
-            return await self._send_alone(messages, results, deadline)
+            results = await self._send_alone(messages, results, deadline)
+        if _STOPPED in results and any(result is not _STOPPED for result in results):
+            results = await self._send_rest(messages, results, deadline)
         return results
 
     async def _send_alone(
@@ -138,6 +140,21 @@ class KafkaBroker:
                 found += await self._send([message], deadline) if result is _TOO_LARGE else [result]
             if type(found[-1]) is not Sent:
                 failed |= {message.stream} - {""}
+        return found
+
+    async def _send_rest(
+        self, messages: Sequence[Message], results: Sequence[Result], deadline: float
+    ) -> Sequence[Result]:
+        """Send what the producer did not, because it has stopped at another message. Other topics must not fail when
+        one of them rejects its messages."""
+        found, failed, rest = list(results), set[str](), list[int]()
+        for at, message in enumerate(messages):
+            if results[at] is _STOPPED and message.stream not in failed:
+                rest.append(at)
+            elif type(results[at]) is not Sent:
+                failed |= {message.stream} - {""}
+        for at, result in zip(rest, await self._send([messages[at] for at in rest], deadline), strict=True):
+            found[at] = result
         return found
 
     def _produce(self, producer: _Producer, messages: Sequence[Message], reports: _Reports) -> None:
@@ -188,10 +205,13 @@ class KafkaBroker:
             *(kinds.INVALID_MSG, kinds.INVALID_MSG_SIZE, kinds.INVALID_RECORD, kinds.POLICY_VIOLATION),
         ):
             return Refused(reason)
-        return BrokerDown(producer.down) if producer.down else TryAgain(reason)
+        if producer.down:
+            return BrokerDown(producer.down)
+        return _STOPPED if code in (kinds._PURGE_QUEUE, kinds._PURGE_INFLIGHT, kinds._FATAL) else TryAgain(reason)
 
 
 _TOO_LARGE: Final = Refused("the message is too large for the topic")
+_STOPPED: Final = TryAgain("the producer has stopped at another message")
 _MISSING: Final = TryAgain("Kafka did not confirm the message before the deadline")
 
 

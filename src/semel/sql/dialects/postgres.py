@@ -52,6 +52,7 @@ from semel.sql.dialects.results import (
 )
 from semel.sql.inbox import INBOX_OPS, inbox_program
 from semel.sql.outbox import POSTGRES_PROGRAMS
+from semel.sql.outbox_log import LOG_PROGRAMS
 from semel.sql.program import Program, Query, Rows, Statement, batch, load_queries
 from semel.sql.trail import trail_program
 
@@ -295,7 +296,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Measure: one_by_one(_measure),
     WatchRecord: _watches,
     **dict.fromkeys(INBOX_OPS, one_by_one(partial(inbox_program, "postgresql"))),
-    **{kind: one_by_one(program) for kind, program in POSTGRES_PROGRAMS.items()},
+    **{kind: one_by_one(program) for kind, program in {**POSTGRES_PROGRAMS, **LOG_PROGRAMS}.items()},
     **dict.fromkeys(TRAIL_OPS, one_by_one(partial(trail_program, "postgresql"))),
 }
 

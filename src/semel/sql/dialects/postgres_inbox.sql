@@ -80,6 +80,10 @@ ORDER BY stream, sequence, position LIMIT :most::integer FOR UPDATE
 -- Whoever adds a message to these streams has committed it by now, or waits until the end of this transaction.
 SELECT name FROM semel_stream WHERE name = ANY (:streams::text[]) ORDER BY name FOR UPDATE
 
+-- name: lock_cursor (writes)
+-- So has a relay that moves messages of these streams from the log to the outbox.
+SELECT relay FROM semel_cursor FOR UPDATE
+
 -- name: stage (writes)
 -- The messages of these streams that are in the outbox are to be sent after those that come back. So they leave it for a
 -- moment, and come back with them.
