@@ -15,7 +15,6 @@ from tests.servers import KINDS
 from tests.servers.install import missing_is_an_error
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "tutorial" / "events-between-services.md"
 
 
 @pytest.mark.faults

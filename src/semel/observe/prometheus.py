@@ -21,10 +21,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Final
 
+from semel.core.policy import Duration
 from semel.engine.forking import survive_forks
+from semel.engine.ports import Store
 from semel.errors import ConfigurationError
 from semel.observe import events
 from semel.observe.events import Event
+from semel.observe.store_state import EVERY, LOOK, StoreWatch, gauges
 from semel.stores.settings import require
 
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -220,3 +223,43 @@ def _write_at_exit(metrics: weakref.ref[PrometheusMetrics]) -> None:
     found = metrics()
     if found is not None:
         found.write()
+
+
+class StoreMetrics:
+    """Gauges of what is in a store: how many records, what is not finished, the outbox and the dead letters.
+
+    They are read in the background, so a scrape never waits for the store. The first scrape has none of them.
+    """
+
+    def __init__(self, store: Store | str, registry: Any = None, *, every: Duration = EVERY, look: int = LOOK) -> None:
+        """
+        :param store: a sync store, or the URL of a store. In an event loop, pass the URL.
+        :param registry: defaults to that of prometheus-client. If you merge the metrics of several processes, pass the
+            registry of the ``MultiProcessCollector``.
+        :param every: how often the store is looked into, at most.
+        :param look: how many records it looks at to find those that are not finished, the newest ones first.
+        """
+        client = require("prometheus_client", "prometheus", "prometheus-client")
+        self._watch = StoreWatch(store, every=every, look=look)
+        (client.REGISTRY if registry is None else registry).register(self)
+
+    def look(self) -> None:
+        """Look into the store now, and wait for it."""
+        self._watch.look()
+
+    def close(self) -> None:
+        """Close the store, if it was opened here from a URL."""
+        self._watch.close()
+
+    def describe(self) -> Iterable[Any]:
+        return ()
+
+    def collect(self) -> Iterable[Any]:
+        """Return the gauges, for prometheus-client."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        for name, what, labels, values in gauges(self._watch.latest()):
+            family = GaugeMetricFamily(name, what, labels=labels)
+            for label, number in values.items():
+                family.add_metric(label, number)
+            yield family

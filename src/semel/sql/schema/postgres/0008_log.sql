@@ -8,7 +8,7 @@ CREATE TABLE semel_outbox_mode (
 INSERT INTO semel_outbox_mode (mode) VALUES ('queue');
 
 -- A relay that reads the log asks which streams have messages in the queue.
-CREATE INDEX semel_outbox_stream ON semel_outbox (stream) WHERE stream <> '';
+CREATE INDEX IF NOT EXISTS semel_outbox_stream ON semel_outbox (stream) WHERE stream <> '';
 
 CREATE SEQUENCE semel_log_position;
 
