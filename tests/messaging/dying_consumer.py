@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,8 @@ def main(dialect: str, url: str, redis: str, folder: str, batches: str = "") -> 
     desk.close()
 
 
-def live_until_done(*arguments: str) -> int:
-    """Return how many lives it took."""
+def live_until_done(main: Callable[..., None], *arguments: str) -> int:
+    """Run it in a process, and in another one each time that it was killed. Returns how often it was."""
     deaths = 0
     while True:
         child = os.fork()
@@ -88,4 +88,4 @@ def live_until_done(*arguments: str) -> int:
 
 
 if __name__ == "__main__":
-    print(live_until_done(*sys.argv[1:]))
+    print(live_until_done(main, *sys.argv[1:]))

@@ -43,7 +43,7 @@ MARKS: dict[str, Any] = {
     "postgres": (pytest.mark.postgres, pytest.mark.server),
     "mysql": (pytest.mark.mariadb, pytest.mark.server),
     "redis": (pytest.mark.redis, pytest.mark.server),
-    "redis-cluster": (pytest.mark.redis, pytest.mark.server),
+    "redis-cluster": (pytest.mark.redis_cluster, pytest.mark.server),
 }
 
 

@@ -386,6 +386,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.messaging.brokers.sqs", "Amazon SQS.", ("SQSBroker", "SQSSource")),
     ("semel.messaging.brokers.sns", "Amazon SNS.", ("SNSBroker",)),
     ("semel.messaging.brokers.webhook", "Webhooks.", ("WebhookBroker",)),
+    ("semel.messaging.faststream", "[FastStream](../how-to/faststream.md).", ()),
     ("semel.messaging.dynamodb", "Messages that are written with the completion of an operation on DynamoDB.", ()),
     ("semel.console", "[The web console](../how-to/console.md).", ()),
     ("semel.natural", "Changes that a repeat does not make again. `semel.natural.aio`: the same, awaited.", ()),

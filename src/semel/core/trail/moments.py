@@ -200,7 +200,7 @@ class ReadMinutes(Op[tuple[Minute, ...]]):
     id: bytes = b""
 
 
-TRAIL_OPS: Final = (KeepTrail, ForgetTrail, FindLinked, ReadStories, ReadRecent, ReadMinutes)
+TRAIL_OPS: Final = frozenset({KeepTrail, ForgetTrail, FindLinked, ReadStories, ReadRecent, ReadMinutes})
 """All Ops of a trail."""
 TrailFlow: TypeAlias = Generator[Op[Any], Any, tuple[Moment, ...]]
 
