@@ -376,7 +376,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.client.urllib3", "The client for urllib3.", ()),
     ("semel.messaging", "[Messages](../how-to/publish-events.md) that commit with your rows.", ()),
     ("semel.messaging.ports", "What the adapter of a broker implements and returns.", (
-        "Broker", "BrokerDown", "Capabilities", "Delivery", "Refused", "Sent", "Source", "TryAgain",
+        "Broker", "BrokerDown", "Capabilities", "Delivery", "Refused", "SeekableSource", "Sent", "Source", "TryAgain",
     )),
     ("semel.messaging.brokers.kafka", "Kafka.", ("KafkaBroker", "KafkaSource")),
     ("semel.messaging.brokers.rabbitmq", "RabbitMQ.", ("RabbitMQBroker", "RabbitMQSource")),
