@@ -19,6 +19,7 @@ from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
 from semel.cli.dlq import DLQ
 from semel.cli.doctor import DOCTOR
+from semel.cli.listing import LIST, PURGE, STATS
 from semel.cli.records import DIAGRAM, LOOKUP, RELEASE, RESOLVE
 from semel.cli.recover import RECOVER
 from semel.cli.relay import OUTBOX, RELAY
@@ -32,9 +33,12 @@ COMMANDS: Final = (
     CONSOLE,
     MIGRATE,
     SWEEP,
+    LIST,
+    STATS,
     LOOKUP,
     RESOLVE,
     RELEASE,
+    PURGE,
     RECOVER,
     CLIENT,
     RELAY,
