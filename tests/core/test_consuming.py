@@ -47,7 +47,7 @@ class World:
             "hook": self.hook, **settings,
         }  # fmt: skip
         self.queue = [Message(id, "paid", b"", stream=id[:1], sequence=int(id[1:] or 0)) for id in ids]
-        self.sent, self.place = list(self.queue), "log/0"
+        self.sent, self.place = list(ids), "log/0"
         self.offsets: dict[str, int] = {}
         self.delivered: dict[str, int] = {}
         self.starts: dict[str, int] = {}
@@ -96,7 +96,7 @@ class World:
                 self.delivered[message.id] = self.delivered.get(message.id, 0) + 1
             counts = self.plan_settings["counts_starts"]
             return [
-                Delivery(each, self.delivered[each.id] if counts else 0, each, self.place, self.sent.index(each))
+                Delivery(each, self.delivered[each.id] if counts else 0, each, self.place, self.sent.index(each.id))
                 for each in found
             ]
         if isinstance(request, ApplyMessages):
