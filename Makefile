@@ -51,7 +51,8 @@ bench: $(VENV)/.bench ## the measurements; ARGS="..." goes to them
 	$(BIN)/python -m bench $(ARGS)
 
 docs: $(VENV)/.dev ## build the pages into site/
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python tools/docs/generate.py
+	$(BIN)/zensical build --strict
 
 servers: $(VENV)/.dev ## install the servers the tests want, where we may
 	$(BIN)/python -m tests.servers

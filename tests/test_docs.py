@@ -14,6 +14,7 @@ import io
 import os
 import re
 import runpy
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -309,8 +310,8 @@ def test_the_indexes_to_make_by_hand_are_those_of_the_schema() -> None:
 
 
 def test_every_block_says_its_language_and_python_is_spelled_so() -> None:
-    """A block under another name, or none, would not be run."""
-    known = {"python", "output", "console", "text", "sql", "mermaid", "toml", "yaml", "json", "ini", "js"}
+    """A block under another name, or none, would not be run. ``py`` is an excerpt of an example: see the next test."""
+    known = {"python", "py", "output", "console", "text", "sql", "mermaid", "toml", "yaml", "json", "ini", "js"}
     wrong = []
     for page in PAGES:
         inside = False
@@ -320,6 +321,17 @@ def test_every_block_says_its_language_and_python_is_spelled_so() -> None:
                 if inside and (match[2] not in known or match[1] != "```"):
                     wrong.append(f"{name_of(page)}:{number}: {line.strip()}")
     assert not wrong
+
+
+def test_excerpts_stand_in_the_examples() -> None:
+    examples = [path.read_text("utf-8") for path in (ROOT / "examples").rglob("*.py")]
+    excerpts = [
+        (page, block)
+        for page in PAGES
+        for block in re.findall(r"^```py\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    ]
+    assert excerpts
+    assert [name_of(page) for page, block in excerpts if not any(block in example for example in examples)] == []
 
 
 # Links
@@ -374,15 +386,25 @@ def test_pages_about_services_use_a_store_that_workers_share() -> None:
     assert [name_of(page) for page in services if "MemoryStore(" in code_of(page) and page not in testing] == []
 
 
+def build_site(folder: Path, more: str = "") -> subprocess.CompletedProcess[str]:
+    shutil.copytree(DOCS, folder / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", folder)
+    with (folder / "docs" / "index.md").open("a", encoding="utf-8") as index:
+        index.write(more)
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    from mkdocs.commands.build import build
-    from mkdocs.config import load_config
+    built = build_site(tmp_path)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert (tmp_path / "site" / "tutorial" / "first-steps.html").exists()
 
-    # Without the hook: a test that rewrites pages would hide that they are stale.
-    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True, hooks=[])
-    build(config)
-    assert (tmp_path / "tutorial" / "first-steps.html").exists()
+
+@pytest.mark.slow
+def test_a_broken_link_stops_the_site(tmp_path: Path) -> None:
+    assert build_site(tmp_path, "\n[nowhere](how-to/nowhere.md)\n").returncode != 0
 
 
 # What is made from the code

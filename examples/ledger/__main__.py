@@ -11,16 +11,14 @@ import argparse
 import contextlib
 import json
 import random
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import psycopg
 
-from examples.ledger.brokers import BROKERS, BrokerServer
+from examples.brokers import BROKERS, BrokerServer
+from examples.worker import Worker
 from semel.stores.postgres import migrate
 from tests.servers import PostgresServer
 
@@ -47,48 +45,6 @@ SELECT (SELECT count(*) FROM posted),
 """
 
 
-@dataclass
-class Worker:
-    """A process that is started again whenever it ends, until it is finished or the run is over."""
-
-    name: str
-    command: list[str]
-    process: subprocess.Popen[bytes] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(self.command)
-
-    @property
-    def finished(self) -> bool:
-        return self.process.poll() == 0
-
-    def revive(self) -> None:
-        if self.process.poll() not in (None, 0):
-            self.start()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.start()
-
-    def pause(self, seconds: float) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
-        self.process.send_signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.terminate()
-        try:
-            self.process.wait(15)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
 class Run:
     """One run: its servers, its workers and its faults."""
 
@@ -102,7 +58,7 @@ class Run:
         migrate(self.url)
         with psycopg.connect(self.url) as connection:
             connection.execute(TABLES)
-        broker.prepare()
+        broker.prepare("ledger")
         rate = options.events / PRODUCERS / (0.8 * options.seconds)
         self.producers = [
             Worker(f"producer {at}", self._python("producer", at, PRODUCERS, options.events, options.streams, rate))
@@ -113,7 +69,8 @@ class Run:
         ]  # fmt: skip
         self.relays = [Worker(f"relay {at}", relay) for at in range(RELAYS)]
         self.consumers = [
-            Worker(f"consumer {at}", self._python("consumer", broker.consume_url)) for at in range(CONSUMERS)
+            Worker(f"consumer {at}", self._python("consumer", broker.consume_url("ledger", "ledger")))
+            for at in range(CONSUMERS)
         ]
 
     def _python(self, module: str, *words: object) -> list[str]:

@@ -21,7 +21,9 @@ def post(connection: psycopg.Connection, outbox: Outbox, producer: int, number: 
         connection.execute(
             "INSERT INTO posted (producer, number, account) VALUES (%s, %s, %s)", (producer, number, account)
         )
-        outbox.add(connection, "entry.posted", {"account": account, "number": number}, stream=account)
+        outbox.add(
+            connection, "entry.posted", {"account": account, "number": number}, stream=account, destination="ledger"
+        )
 
 
 def main(url: str, producer: int, producers: int, events: int, streams: int, rate: float) -> None:

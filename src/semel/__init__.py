@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from semel.core.call import Recovered as Recovered
     from semel.core.encoding.serializers import Serializer as Serializer
     from semel.core.keys import KeyFormat as KeyFormat
+    from semel.core.ops import Listing as Listing
     from semel.core.ops import Record as Record
+    from semel.core.ops import Size as Size
     from semel.core.ops import Swept as Swept
     from semel.core.policy import Policy as Policy
     from semel.core.policy import Wait as Wait
@@ -115,6 +117,7 @@ _HOMES = {
     "INJECTED": "semel.engine.operation",
     "KeyFormat": "semel.core.keys",
     "KeyRing": "semel.codec",
+    "Listing": "semel.core.ops",
     "MemoryStore": "semel.stores.memory",
     "MySQLStore": "semel.stores.mysql",
     "NOT_DONE": "semel.core.call",
@@ -133,6 +136,7 @@ _HOMES = {
     "SQLiteStore": "semel.stores.sqlite",
     "Semel": "semel.stores.guard",
     "Serializer": "semel.core.encoding.serializers",
+    "Size": "semel.core.ops",
     "State": "semel.core.states",
     "StatementResult": "semel.core.transactional",
     "Store": "semel.engine.ports",

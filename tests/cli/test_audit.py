@@ -54,7 +54,7 @@ def test_an_error_is_printed_and_decides_the_exit_code(bad: Path, capsys: pytest
     assert main(["audit", str(bad)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("error    POST   /payments  ")
-    assert lines[-1] == "Shop: 1 writes (1 action); 1 errors, 0 warnings"
+    assert lines[-1] == "Shop: 1 writes (1 action); 1 error, 0 warnings"
 
 
 def test_yaml_without_errors_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

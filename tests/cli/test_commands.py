@@ -24,7 +24,9 @@ import semel
 from semel import Codec, KeyRing, OutcomeUnknown, Semel, SQLiteStore, State
 from semel.cli import main
 from semel.cli.app import COMMANDS, make_parser
+from semel.core.messaging.messages import BuryMessage, Message
 from semel.core.states import mermaid
+from semel.errors import ConfigurationError
 from semel.http.wsgi import WSGIMiddleware, idempotent
 from semel.stores.urls import SCHEMES, open_any_store
 from tests.servers import PostgresServer
@@ -128,6 +130,15 @@ def commands_of(url: str) -> None:
         for key in ("doubtful", "released"):
             with pytest.raises(Gone):
                 guard.run("pay", key=key, call=go_silent, guarantee="at_most_once")
+        for id in ("m-1", "m-2"):
+            store.execute(BuryMessage("ledger", Message(id, "paid", b"{}"), "it failed", 3))
+        with pytest.raises(ConfigurationError, match="install psycopg"):
+            guard.run_in_transaction(object(), "pay", key="k", call=print)
+    assert main(["dlq", "list", url]) == 0
+    assert main(["dlq", "show", url, "m-1"]) == 0
+    assert main(["dlq", "redrive", url, "--id", "m-1"]) == 0
+    assert main(["dlq", "purge", url, "--yes"]) == 0
+    assert main(["outbox", url]) == 0
     assert main(["lookup", url, "pay", "doubtful"]) == 0
     assert main(["resolve", url, "pay", "doubtful", "--result", "12"]) == 0
     assert main(["release", url, "pay", "released"]) == 0
@@ -143,7 +154,9 @@ def test_all_commands_work_where_only_asyncpg_is_installed(
     assert main(["migrate", postgres_url]) == 0
     assert main(["migrate", postgres_url, "--check"]) == 0
     commands_of(postgres_url)
-    assert "Traceback" not in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+    assert "1 dead letter moved back into the outbox\n1 dead letter deleted" in printed.out
 
 
 def test_all_commands_work_where_only_asyncmy_is_installed(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

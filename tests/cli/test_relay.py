@@ -20,6 +20,7 @@ from semel import SQLiteStore
 from semel.cli import main
 from semel.core.messaging.messages import BrokerDown, Refused, TryAgain
 from semel.messaging import Outbox
+from semel.stores import postgres
 from tests.messaging.recording_broker import RecordingBroker
 
 ROOT = Path(__file__).parents[2]
@@ -55,10 +56,22 @@ def test_once_sends_all_and_ends(url: str, broker: RecordingBroker, capsys: pyte
     assert capsys.readouterr().out == "the outbox is empty\nno relay is running\n"
 
 
+@pytest.mark.postgres
+@pytest.mark.server
+def test_the_mode_of_the_outbox_is_changed_where_it_can_be(
+    url: str, capsys: pytest.CaptureFixture[str], postgres_url: str
+) -> None:
+    assert main(["outbox", url, "--mode", "log"]) == 2
+    assert "needs PostgreSQL" in capsys.readouterr().err
+    postgres.migrate(postgres_url)
+    assert main(["outbox", postgres_url, "--mode", "log"]) == 0
+    assert capsys.readouterr().out == "the outbox is empty\nthe mode of the outbox is log\nno relay is running\n"
+
+
 def test_once_fails_if_something_was_not_sent(
     url: str, broker: RecordingBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results: dict[str, Any] = {"m0": TryAgain("busy\x1b"), "m1": Refused("bad")}
+    results: dict[str, Any] = {"m0": TryAgain("busy\x1b", 600.0), "m1": Refused("bad")}
     broker.answer = lambda message: results.get(message.id) or RecordingBroker().answer(message)
     words = ["relay", url, "--to", "kafka://host/topic", "--once", "--on-poison", "park", "--json"]
     assert main(words) == 1
@@ -72,7 +85,7 @@ def test_once_fails_if_something_was_not_sent(
     assert lines[1].split()[:4] == ["(the", "relay's)", "1", "1"]
     assert lines[2] == "stream s1: 0 wait, parked: bad"
     assert lines[3].startswith("stream s0: 1 wait, next try in ")
-    assert lines[3].endswith("s: busy\\u001b")
+    assert lines[3].endswith(": busy\\u001b")
     assert lines[4] == "no relay is running"
     broker.answer = lambda message: BrokerDown("away")
     assert main(words) == 0, "nothing is due"

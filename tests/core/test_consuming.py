@@ -12,7 +12,7 @@ from semel.core.call import Pause, Raised
 from semel.core.messaging.consuming import (
     Acknowledge,
     AppliedMessage,
-    ApplyMessage,
+    ApplyMessages,
     ConsumerPlan,
     ConsumerReport,
     MisplacedMessage,
@@ -21,6 +21,7 @@ from semel.core.messaging.consuming import (
     RepeatedMessage,
     identify,
     place_in_stream,
+    place_in_streams,
     storable,
 )
 from semel.core.messaging.messages import BuryMessage, CountStart, ForgetStarts, Message, SeeMessages, check_message
@@ -46,9 +47,13 @@ class World:
             "hook": self.hook, **settings,
         }  # fmt: skip
         self.queue = [Message(id, "paid", b"", stream=id[:1], sequence=int(id[1:] or 0)) for id in ids]
+        self.sent, self.place = list(ids), "log/0"
+        self.offsets: dict[str, int] = {}
         self.delivered: dict[str, int] = {}
         self.starts: dict[str, int] = {}
         self.applied: list[str] = []
+        self.batches: list[int] = []
+        """How many messages each call of the handler was for."""
         self.dead: dict[str, str] = {}
         self.parked: list[str] = []
         self.postponed: list[tuple[str, float]] = []
@@ -90,14 +95,24 @@ class World:
             for message in found:
                 self.delivered[message.id] = self.delivered.get(message.id, 0) + 1
             counts = self.plan_settings["counts_starts"]
-            return [Delivery(each, self.delivered[each.id] if counts else 0, each) for each in found]
-        if isinstance(request, ApplyMessage):
-            answer = self.apply(request.message)
-            if answer is None or isinstance(answer, AppliedMessage):
-                if request.message.id in self.applied:
-                    return RepeatedMessage()
-                self.applied.append(request.message.id)
-            return answer or AppliedMessage()
+            return [
+                Delivery(each, self.delivered[each.id] if counts else 0, each, self.place, self.sent.index(each.id))
+                for each in found
+            ]
+        if isinstance(request, ApplyMessages):
+            self.batches.append(len(request.messages))
+            answers: list[Any] = []
+            new: list[str] = []
+            for message in request.messages:  # all of them, or none
+                answer = self.apply(message)
+                if isinstance(answer, (MisplacedMessage, Raised)):
+                    return answer
+                known = message.id in self.applied or message.id in new
+                answers.append(RepeatedMessage() if known else answer or AppliedMessage())
+                new += [] if known else [message.id]
+            self.applied += new
+            self.offsets.update(request.offsets)
+            return answers
         if isinstance(request, Acknowledge):
             for delivery in request.deliveries:
                 in_hand.remove(delivery.handle)
@@ -153,10 +168,10 @@ def test_a_message_that_kills_its_consumer_reaches_the_dead_letters_alone(counts
 def test_nothing_is_written_for_messages_that_are_delivered_once() -> None:
     world = World([f"a{number}" for number in range(1, 4)])
     world.live()
-    assert world.asked == ["Receive", "ApplyMessage", "ApplyMessage", "ApplyMessage", "Acknowledge", "Receive"]
+    assert world.asked == ["Receive", "ApplyMessages", "ApplyMessages", "ApplyMessages", "Acknowledge", "Receive"]
     unaware = World([f"a{number}" for number in range(1, 4)], counts=False)
     unaware.live()
-    assert [name for name in unaware.asked if name not in ("Receive", "ApplyMessage")] == [
+    assert [name for name in unaware.asked if name not in ("Receive", "ApplyMessages")] == [
         "SeeMessages", "Acknowledge", "ForgetStarts",
     ]  # fmt: skip
 
@@ -216,7 +231,7 @@ def test_in_an_outage_everything_in_hand_goes_back_in_its_order(counts: bool) ->
     world.broken = lambda request: StoreUnavailable("down") if isinstance(request, SeeMessages) else None
     world.live()
     assert [id for id, _ in world.postponed] == ["a1", "a2", "a3"]
-    assert world.asked.count("ApplyMessage") == int(counts)
+    assert world.asked.count("ApplyMessages") == int(counts)
 
 
 def test_a_conflict_counts_no_attempt_and_is_no_repeat() -> None:
@@ -293,3 +308,91 @@ def test_each_message_is_told_if_somebody_wants_to_know() -> None:
         events.AppliedEvent("paid", "", "a1", "ledger", 2.0, "r", "p"),
         events.Skipped("paid", "", "a1", "ledger", 2.0),
     ]
+
+
+def test_a_batch_is_applied_at_once_and_acknowledged_then() -> None:
+    world = World(["a1", "a2", "b1"], in_batches=True)
+    world.live()
+    assert world.asked == ["Receive", "ApplyMessages", "Acknowledge", "Receive"]
+    assert (world.batches, world.applied) == ([3], ["a1", "a2", "b1"])
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_poison_message_takes_no_other_of_its_batch_with_it(counts: bool) -> None:
+    world = World(["a1", "a2", "", "b1", "b2"], in_batches=True, counts=counts)
+    world.apply = lambda message: Raised(ValueError("no")) if message.id == "a2" else None
+    world.live()
+    assert sorted(world.applied) == ["a1", "b1", "b2"]
+    assert set(world.dead) == {"a2", identify(Message("", "paid", b""))[0].id}
+    # The message without an id divides the batch. After the first failure, each message comes alone.
+    assert world.batches[:4] == [2, 1, 1, 2]
+    assert world.starts == {}
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_message_that_kills_the_consumer_of_its_batch_is_found(counts: bool) -> None:
+    ids = [f"a{number}" for number in range(1, 10)]
+    world = World(ids, counts=counts, in_batches=True)
+
+    def apply(message: Message) -> None:
+        if message.id == "a5":
+            raise Killed
+
+    world.apply = apply
+    for _ in range(10):
+        world.live()
+    assert sorted(world.applied) == [id for id in ids if id != "a5"]
+    assert "each time that it was applied (3 starts)" in world.dead["a5"]
+    assert (world.queue, world.starts) == ([], {})
+
+
+def test_after_a_failure_a_batch_leaves_out_the_streams_that_wait() -> None:
+    world = World(["a1", "b1", "a2", "b2", "b3"], in_batches=True, ordered=True)
+    world.apply = lambda message: Raised(ValueError("no")) if message.id == "a1" and len(world.asked) < 9 else None
+    world.live()
+    assert world.applied == ["b1", "b2", "b3", "a1", "a2"]
+    assert [id for id, _ in world.postponed][:2] == ["a1", "a2"]
+
+
+def test_a_batch_waits_for_a_database_that_is_down() -> None:
+    world = World(["a1", "a2"], in_batches=True)
+    down = [StoreUnavailable("down")] * 2
+    world.broken = lambda request: down.pop() if down and isinstance(request, ApplyMessages) else None
+    world.live(until_idle=None, rounds=30)
+    assert world.applied == ["a1", "a2"]
+    assert (world.report.failed, world.dead) == (0, {})
+
+
+def test_messages_of_a_batch_are_placed_one_after_the_other() -> None:
+    def found(last: dict[str, int], *ids: str) -> Any:
+        return place_in_streams(last, [Message(id, "", b"", stream=id[0], sequence=int(id[1:])) for id in ids])
+
+    assert found({"a": 0, "b": 4}, "a3", "b5", "a4", "b8", "c9", "a0") == [
+        AppliedMessage(), AppliedMessage(), AppliedMessage(), AppliedMessage(2), AppliedMessage(), AppliedMessage(),
+    ]  # fmt: skip
+    assert isinstance(found({"a": 0}, "a4", "a3"), MisplacedMessage)
+    assert found({"a": -3}, "a3") == [AppliedMessage()]
+    assert isinstance(found({"a": -3}, "a3", "b1"), MisplacedMessage)  # one by one
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_no_offset_is_stored_beyond_a_message_that_waits(in_batches: bool) -> None:
+    """If the process died then, nobody would apply that message."""
+    world = World(["a1", "b1", "c1", "d1"], stores_offsets=True, in_batches=in_batches)
+    fails = iter([True, in_batches])  # in the batch, then alone
+    stored: list[tuple[list[str], dict[str, int]]] = []
+
+    def apply(message: Message) -> Any:
+        stored.append((list(world.applied), dict(world.offsets)))
+        return Raised(ValueError("no")) if message.id == "b1" and next(fails, False) else None
+
+    world.apply = apply
+    world.live()
+    assert world.applied == ["a1", "b1", "c1", "d1"]
+    assert [id for id, _ in world.postponed] == ["b1", "c1", "d1"]
+    assert world.offsets == {"log/0": 4}
+    for applied, offsets in stored:
+        assert offsets.get("log/0", 0) <= len(applied)
+    plain = World(["a1"])
+    plain.live()
+    assert plain.offsets == {}

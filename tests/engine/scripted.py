@@ -141,6 +141,7 @@ class ScriptedStore:
         self.wakes: bool = inner.wakes
         self.counts: bool = inner.counts
         self.resumes: bool = inner.resumes
+        self.lists: bool = inner.lists
         self.trails: bool = inner.trails
         self.adopt = inner.adopt
         self.accept = inner.accept
@@ -192,6 +193,7 @@ class AsyncScriptedStore:
         self.wakes: bool = inner.wakes
         self.counts: bool = inner.counts
         self.resumes: bool = inner.resumes
+        self.lists: bool = inner.lists
         self.trails: bool = inner.trails
         self.adopt = inner.adopt
         self.accept = inner.accept

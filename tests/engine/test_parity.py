@@ -87,7 +87,11 @@ def test_what_waits_is_async_in_the_twin(sync: type, twin: type) -> None:
     for name in methods(twin):
         function = vars(twin)[name]
         # A method that only passes a coroutine on returns it without one of its own.
-        waits = inspect.iscoroutinefunction(function) or "Awaitable[" in str(function.__annotations__.get("return"))
+        waits = (
+            inspect.iscoroutinefunction(function)
+            or inspect.isasyncgenfunction(function)
+            or "Awaitable[" in str(function.__annotations__.get("return"))
+        )
         assert waits is (name not in pure), name
     for name in methods(sync):
         assert not inspect.iscoroutinefunction(vars(sync)[name])

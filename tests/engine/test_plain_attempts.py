@@ -1,11 +1,13 @@
 """A first attempt runs without a flow, until something unusual happens. It must end as the flow would end it.
 
 Each history is run by two guards. One of them never takes the short cut: its calls have a flow from the claim on.
-What the caller gets, what the store is sent, what it holds, and what the next caller gets must be the same.
+What the caller gets, what the store is sent, what it holds, what hooks are told, and what the next caller gets must be
+the same.
 """
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +18,7 @@ from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel, StoreUnavail
 from semel.core.ops import Claim, Complete
 from semel.engine.drive import aio_driver, driver
 from semel.errors import StoreUncertain
+from semel.observe.events import Event
 
 HANDLERS = ("returns", "raises", "returns what cannot be stored", "is cancelled", "loses its lease")
 TROUBLES = (
@@ -107,18 +110,20 @@ def histories(*, cancels: bool) -> Iterator[tuple[str, str]]:
     return product((mood for mood in moods if "refused" not in mood), moods)
 
 
-def run(how: str, claim: str, complete: str) -> list[Any]:
+def run(how: str, claim: str, complete: str, events: bool = False) -> list[Any]:
     """Run a call, and a second one with its key. Return all that can be seen."""
     mood = Moody(claim, complete)
     store = MoodyStore(mood)
     seen: list[Any] = []
     runs: list[int] = []
+    told: list[Any] = []
+    note = (lambda event: told.append(untimed(event))) if events else None
 
     def handler(handle: Any) -> Any:
         runs.append(handle.attempt)
         return behave(how, handle)
 
-    with Semel(store, sweep_every=None) as guard:
+    with Semel(store, sweep_every=None, on_event=note) as guard:
         for _ in range(2):
             try:
                 outcome = guard.run_outcome(
@@ -130,20 +135,22 @@ def run(how: str, claim: str, complete: str) -> list[Any]:
             mood.moods.clear()
             how = "returns"
             seen.append((len(guard.driver.keeper.leases), len(guard.driver.flights.by_id)))
-    return [*seen, runs, mood.sent, held(store)]
+    return [*seen, runs, mood.sent, held(store), told]
 
 
-async def run_async(how: str, claim: str, complete: str) -> list[Any]:
+async def run_async(how: str, claim: str, complete: str, events: bool = False) -> list[Any]:
     mood = Moody(claim, complete)
     store = AsyncMoodyStore(mood)
     seen: list[Any] = []
     runs: list[int] = []
+    told: list[Any] = []
+    note = (lambda event: told.append(untimed(event))) if events else None
 
     async def handler(handle: Any) -> Any:
         runs.append(handle.attempt)
         return behave(how, handle)
 
-    async with AsyncSemel(store, sweep_every=None) as guard:
+    async with AsyncSemel(store, sweep_every=None, on_event=note) as guard:
         for _ in range(2):
             try:
                 outcome = await guard.run_outcome(
@@ -155,7 +162,11 @@ async def run_async(how: str, claim: str, complete: str) -> list[Any]:
             mood.moods.clear()
             how = "returns"
             seen.append((len(guard.driver.keeper.leases), len(guard.driver.flights.by_id)))
-    return [*seen, runs, mood.sent, held(store)]
+    return [*seen, runs, mood.sent, held(store), told]
+
+
+def untimed(event: Event) -> tuple[str, list[Any]]:
+    return event.name, [getattr(event, each.name) for each in fields(event) if "seconds" not in each.name]
 
 
 def held(store: Any) -> list[Any]:
@@ -164,19 +175,19 @@ def held(store: Any) -> list[Any]:
 
 @pytest.mark.parametrize("how", [how for how in HANDLERS if how != "is cancelled"])
 def test_a_thread_ends_an_attempt_as_the_flow_does(how: str) -> None:
-    for claim, complete in histories(cancels=False):
+    for (claim, complete), events in product(histories(cancels=False), (False, True)):
         with patch.object(driver, "begins_plainly", return_value=False):
-            expected = run(how, claim, complete)
-        assert run(how, claim, complete) == expected, (claim, complete)
+            expected = run(how, claim, complete, events)
+        assert run(how, claim, complete, events) == expected, (claim, complete)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HANDLERS)
 def test_a_task_ends_an_attempt_as_the_flow_does(how: str) -> None:
-    for claim, complete in histories(cancels=True):
+    for (claim, complete), events in product(histories(cancels=True), (False, True)):
         with patch.object(aio_driver, "begins_plainly", return_value=False):
-            expected = asyncio.run(run_async(how, claim, complete))
-        assert asyncio.run(run_async(how, claim, complete)) == expected, (claim, complete)
+            expected = asyncio.run(run_async(how, claim, complete, events))
+        assert asyncio.run(run_async(how, claim, complete, events)) == expected, (claim, complete)
 
 
 @pytest.mark.parametrize("made", [driver, aio_driver])

@@ -240,7 +240,7 @@ def test_an_async_def_under_a_sync_guard_has_the_quota_too() -> None:
 
 
 class Uncounting:
-    wakes = counts = resumes = trails = False
+    wakes = counts = resumes = lists = trails = False
     adopt = accept = None
 
     def execute(self, op: Any) -> Any:

@@ -560,7 +560,7 @@ def test_several_resumers_share_the_work() -> None:
 
 def test_a_store_that_cannot_list_is_refused() -> None:
     class Plain:
-        wakes = counts = resumes = trails = False
+        wakes = counts = resumes = lists = trails = False
         adopt = accept = None
 
         def execute(self, op: Any) -> Any: ...

@@ -18,6 +18,7 @@ from semel.demo.payments import data
 from semel.demo.payments.data import Books
 from semel.demo.run import welcome
 from semel.sql.program import Program, Query
+from semel.testing.faults import until
 from tests.http.payments_service import BOB, Payments, new_key, order, serving
 
 # Starting it takes a second or two.
@@ -353,3 +354,18 @@ def test_the_first_page_needs_nothing_from_the_internet(payments: Payments) -> N
     assert "://" not in page.text
     for path in re.findall('href="([^"]*)"', page.text):
         assert payments.client.get(path).status_code == 200
+
+
+def test_prometheus_finds_what_all_processes_have_counted(payments: Payments) -> None:
+    def found(event: str) -> float:
+        text = payments.client.get("/metrics").text
+        series = f'semel_events_total{{event="{event}",route="POST /payments"}} '
+        return sum(float(line.removeprefix(series)) for line in text.splitlines() if line.startswith(series))
+
+    started, replayed = found("started"), found("replayed")
+    for _ in range(10):
+        key = new_key()
+        payments.pay(key)
+        payments.pay(key)
+    until(lambda: (found("started"), found("replayed")) == (started + 10, replayed + 10), 20, "all is counted")
+    until(lambda: "\nsemel_store_up 1.0" in payments.client.get("/metrics").text, 20, "the store was measured")

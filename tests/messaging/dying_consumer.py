@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,10 @@ class DyingSource(RedisStreamsSource):
         await super().acknowledge(deliveries)
 
 
-def main(dialect: str, url: str, redis: str, folder: str) -> None:
+def main(dialect: str, url: str, redis: str, folder: str, batches: str = "") -> None:
     desk = Desk(dialect, url)
     inbox = Inbox(desk.store)
 
-    @inbox.handler("ledger", connect=lambda: contextlib.closing(desk.connect()), tries=2, pause=0.01)
     def apply(message: Message, connection: Any) -> None:
         cursor = connection.cursor()
         cursor.execute(f"INSERT INTO applied (id) VALUES ('{message.id}')")
@@ -54,14 +53,26 @@ def main(dialect: str, url: str, redis: str, folder: str) -> None:
         if message.id == "poison":
             die()
 
+    def apply_all(messages: list[Message], connection: Any) -> None:
+        for message in messages:
+            apply(message, connection)
+
+    consumer = inbox.handler(
+        "ledger",
+        connect=lambda: contextlib.closing(desk.connect()),
+        tries=2,
+        pause=0.01,
+        in_batches=bool(batches),
+    )(apply_all if batches else apply)
+
     source = DyingSource(redis, stream="orders", group="ledger", consumer="one", ordered=False)
     source.folder = Path(folder)
-    apply.drain(source, idle=0.1)
+    consumer.drain(source, idle=0.1)
     desk.close()
 
 
-def live_until_done(*arguments: str) -> int:
-    """Return how many lives it took."""
+def live_until_done(main: Callable[..., None], *arguments: str) -> int:
+    """Run it in a process, and in another one each time that it was killed. Returns how often it was."""
     deaths = 0
     while True:
         child = os.fork()
@@ -77,4 +88,4 @@ def live_until_done(*arguments: str) -> int:
 
 
 if __name__ == "__main__":
-    print(live_until_done(*sys.argv[1:]))
+    print(live_until_done(main, *sys.argv[1:]))

@@ -13,12 +13,14 @@ from semel.core.messaging.messages import (
     LANES,
     JoinRelays,
     LeaveRelays,
+    LogOwned,
     Message,
     Outgoing,
     Result,
     Sent,
     SettleMessages,
     StartMessages,
+    TakeLog,
     lane_of,
 )
 from semel.core.messaging.relaying import Poison, Publish, RelayFlow, RelayPlan, RelayReport, Rest
@@ -94,6 +96,8 @@ class OutboxModel:
                 return self._start(op)
             case SettleMessages():
                 return self._settle(op)
+            case TakeLog():
+                return LogOwned("queue")
             case LeaveRelays():
                 self._free(op.relay)
                 self.relays.pop(op.relay, None)

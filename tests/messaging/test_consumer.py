@@ -43,6 +43,8 @@ class Books:
         self.desk = desk
         self.fails: dict[str, int] = {}
         """How often the handler fails, by message."""
+        self.batches: list[list[str]] = []
+        """The messages of each call of a handler of batches."""
         self.events: list[Event] = []
         self.sync = desk.kind in DIALECTS
         inbox: Any = (Inbox if self.sync else AsyncInbox)(desk.store)
@@ -68,6 +70,18 @@ class Books:
                 await outbox.add(connection, "booked", {"of": message.id})
                 self.check(message)
 
+            def apply_all(messages: list[Message], connection: Any) -> None:
+                self.batches.append([message.id for message in messages])
+                for message in messages:
+                    apply(message, connection)
+
+            async def apply_all_async(messages: list[Message], connection: Any) -> None:
+                self.batches.append([message.id for message in messages])
+                for message in messages:
+                    await apply_async(message, connection)
+
+            if settings.get("in_batches"):
+                return decorate(apply_all if self.sync else apply_all_async)
             return decorate(apply if self.sync else apply_async)
 
         self.make = make
@@ -238,6 +252,69 @@ def test_after_a_failure_the_later_messages_of_the_stream_wait(books: Books) -> 
     report = books.consume(ListSource([*stream_of(1, 3), message("x-1", "o-8", 1)]), ordered=True)
     assert books.applied == ["x-1", "m-1", "m-2", "m-3"]
     assert report.failed == 2
+
+
+def test_a_batch_is_applied_in_one_transaction_and_falls_apart_when_it_fails(books: Books) -> None:
+    source = ListSource([message("m-1"), message("m-2"), message("m-1"), message("m-3")])
+    report = books.consume(source, in_batches=True)
+    assert books.batches == [["m-1", "m-2", "m-3"]]
+    assert (report.applied, report.repeated, report.failed) == (3, 1, 0)
+    assert source.acknowledged == ["m-1", "m-2", "m-1", "m-3"]
+    books.fails = {"m-5": 99}
+    report = books.consume(
+        ListSource([message("m-3"), message("m-4"), message("m-5"), message("m-6")]), in_batches=True, tries=2
+    )
+    assert books.batches[1:] == [["m-4", "m-5", "m-6"], ["m-4"], ["m-5"], ["m-6"], ["m-5"]]
+    assert books.applied == ["m-1", "m-2", "m-3", "m-4", "m-6"]
+    assert books.dead == [("m-5", "Refused('m-5')", 2)]
+    assert (report.applied, report.repeated, report.failed, report.dead) == (2, 1, 1, 1)
+    assert len(books.desk.sql("SELECT id FROM semel_outbox")) == 5
+    assert books.desk.sql("SELECT id FROM semel_inbox_start") == []
+
+
+def test_batches_keep_the_order_of_streams_and_park_them(books: Books) -> None:
+    settings = {"ordered": True, "in_batches": True, "tries": 2}
+    books.consume(ListSource([*stream_of(1, 3), message("x-1", "o-8", 1), message("y"), *stream_of(5, 5)]), **settings)
+    assert books.batches == [["m-1", "m-2", "m-3", "x-1", "y", "m-5"]]
+    (gap,) = [event for event in books.events if event.name == "stream_gap"]
+    assert (gap.key, gap.missing) == ("m-5", 1)  # type: ignore[attr-defined]
+    books.fails = {"m-6": 9}
+    books.consume(ListSource([*stream_of(4, 4), *stream_of(6, 8), message("x-2", "o-8", 2)]), **settings)
+    assert books.applied == ["m-1", "m-2", "m-3", "x-1", "y", "m-5", "x-2"]
+    assert [row[0] for row in books.dead] == ["m-4", "m-6", "m-7", "m-8"]
+    books.fails = {}
+    books.desk.sql("DELETE FROM semel_dead_letter WHERE id = 'm-4'")
+    again = books.redrive()
+    books.consume(ListSource([*again, *stream_of(9, 9)]), **settings)
+    assert books.applied[7:] == ["m-6", "m-7", "m-8", "m-9"]
+    assert books.dead == []
+
+
+def test_an_offset_commits_with_the_effect_and_never_moves_backwards(books: Books) -> None:
+    def offsets() -> list[tuple[Any, ...]]:
+        return books.desk.sql("SELECT consumer, stream, sequence FROM semel_inbox_stream ORDER BY stream")
+
+    books.fails = {"m-3": 1}
+    source = ListSource([message(f"m-{number}") for number in range(1, 5)], place="log/0", first=10)
+    assert books.consume(source, store_offsets=True).applied == 4
+    assert books.applied == ["m-1", "m-2", "m-3", "m-4"]
+    assert offsets() == [("~ledger", "log/0", 14)]
+    # A process that has lost the partition, and does not know it yet, applies what nobody else has.
+    late = ListSource([message("m-5"), message("m-6")], place="log/0", first=3)
+    assert books.consume(late, store_offsets=True, in_batches=True).applied == 2
+    assert offsets() == [("~ledger", "log/0", 14)]
+    if books.sync:
+        assert source.stored(["log/0", "log/1"]) == {"log/0": 14}
+    else:
+
+        async def read() -> Any:
+            other = ListSource([], place="log/0")
+            await books.make(store_offsets=True).drain(other)
+            return await asyncio.to_thread(other.stored, ["log/0", "log/1"])
+
+        assert books.desk._runner.run(read()) == {"log/0": 14}  # type: ignore[union-attr]
+    with pytest.raises(ConfigurationError, match="cannot begin at a stored offset"):
+        books.consume(ListSource([]), store_offsets=True)
 
 
 def test_what_a_handler_emits_has_the_same_id_in_every_run(books: Books) -> None:

@@ -17,7 +17,7 @@ from semel.core.messaging.messages import (
     SettleMessages,
     StartMessages,
 )
-from semel.errors import ConfigurationError, PolicyError
+from semel.errors import ConfigurationError, NotMigrated, PolicyError
 from semel.messaging import AsyncDeadLetters, DeadLetters
 from semel.stores.memory import MemoryStore
 from tests.messaging.desks import DIALECTS, KINDS, Desk, marked
@@ -133,6 +133,18 @@ def test_a_redrive_of_the_last_letter_frees_a_stream_that_the_relay_has_parked(d
     assert letters.redrive() == 1
     assert [one.message.id for one in desk.execute(StartMessages(RELAY, 10, 60.0))] == ["m-1", "m-2", "m-3"]
     assert desk.state()["hold"] == {}
+
+
+def test_a_redrive_that_fails_leaves_no_transaction_open(desk: Desk) -> None:
+    letters = Letters(desk)
+    bury(desk, letter("m-1", "o-7", 1))
+    desk.sql("ALTER TABLE semel_outbox RENAME TO away")  # as if the tables were of an older version
+    with pytest.raises(NotMigrated):
+        letters.redrive()
+    desk.sql("ALTER TABLE away RENAME TO semel_outbox")
+    assert letters.count() == 1
+    assert letters.redrive() == 1
+    assert outbox(desk) == ["m-1"]
 
 
 def test_a_purge_deletes_and_frees_what_was_parked(desk: Desk) -> None:

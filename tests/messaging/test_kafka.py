@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any, cast
 
+import aiosqlite
 import pytest
 from confluent_kafka import Consumer
 
+from semel import AsyncSQLiteStore, SQLiteStore
 from semel.core.messaging.messages import Message
 from semel.errors import BrokerUnavailable
+from semel.messaging import AsyncInbox, Inbox
 from semel.messaging.brokers import kafka as kafka_module
 from semel.messaging.brokers.kafka import KafkaBroker, KafkaSource
 from semel.messaging.ports import Delivery, Refused, Result, Sent, TryAgain
+from semel.stores import sqlite
 from semel.testing import brokers
 from tests.servers import KafkaServer, ServerPool
 from tests.servers.freezing import freeze
@@ -129,12 +138,27 @@ def test_one_message_that_is_too_large_for_its_topic_is_refused_alone(kafka: Kaf
         other = brokers.new_message(stream="b", sequence=9)
         results = await publish(broker, [*messages, other])
         kinds = [type(result) for result in results]
-        assert kinds[:5] == [Sent, Sent, Refused, TryAgain, TryAgain]
-        # Of another stream, it is sent, or fails with the producer.
-        stored = [1, 2, 9] if kinds[5] is Sent else [1, 2]
+        assert kinds == [Sent, Sent, Refused, TryAgain, TryAgain, Sent]
         assert await publish(broker, messages[3:]) == [Sent(), Sent()]
         await broker.close()
-        assert await sequences(url, len(stored) + 2) == [*stored, 4, 5]
+        assert await sequences(url, 5) == [1, 2, 9, 4, 5]
+
+    asyncio.run(main())
+
+
+def test_a_topic_that_rejects_its_messages_fails_no_other_topic(kafka: KafkaServer) -> None:
+    """The producer stops at a message that is rejected, with all that it has not sent."""
+    compacted = kafka.topic(partitions=1, cleanup_policy="compact").rpartition("/")[2]  # it wants a key
+    url = kafka.topic(partitions=1)
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(url)
+        for _ in range(2):
+            wrong = [brokers.new_message(destination=compacted) for _ in range(2)]
+            right = [brokers.new_message(stream="a", sequence=at) for at in range(1, 11)]
+            results = await publish(broker, [wrong[0], *right, wrong[1]])
+            assert [type(result) for result in results] == [Refused, *[Sent] * 10, Refused]
+        await broker.close()
 
     asyncio.run(main())
 
@@ -314,3 +338,116 @@ def test_what_a_cancelled_call_received_is_delivered_again(kafka: KafkaServer) -
         await source.close()
 
     asyncio.run(main())
+
+
+HOLDS = """
+import contextlib, os, signal, sqlite3, sys
+from semel import SQLiteStore
+from semel.messaging import Inbox
+from semel.messaging.brokers.kafka import KafkaSource
+
+class Dying(KafkaSource):
+    async def acknowledge(self, deliveries):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@Inbox(SQLiteStore(sys.argv[2])).handler(
+    "ledger", connect=lambda: contextlib.closing(sqlite3.connect(sys.argv[2])), store_offsets=True, batch=3
+)
+def apply(message, connection):
+    connection.execute("INSERT INTO applied VALUES ('first', ?)", (message.id,))
+
+apply.drain(Dying.from_url(sys.argv[1]), idle=30)
+"""
+"""A consumer that is killed after three commits, and before it has told Kafka."""
+
+
+@pytest.mark.process
+def test_a_consumer_goes_on_at_the_offset_that_its_effects_committed(kafka: KafkaServer, tmp_path: Path) -> None:
+    url, database = kafka.topic(partitions=1), str(tmp_path / "books.db")
+    sqlite.migrate(database)
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE applied (who text, id text)")
+    messages = brokers.new_streams(streams=1, each=8)
+
+    async def send() -> None:
+        broker = KafkaBroker.from_url(url)
+        assert await publish(broker, messages) == [Sent()] * len(messages)
+        await broker.close()
+
+    asyncio.run(send())
+    command = [sys.executable, "-c", HOLDS, f"{url}?group=g&{QUICK}", database]
+    assert subprocess.run(command, timeout=90, check=False).returncode == -signal.SIGKILL
+    store = SQLiteStore(database)
+
+    @Inbox(store).handler("ledger", connect=lambda: closing(sqlite3.connect(database)), store_offsets=True)
+    def apply(message: Message, connection: Any) -> None:
+        connection.execute("INSERT INTO applied VALUES ('second', ?)", (message.id,))
+
+    # As soon as Kafka has noticed that the first one is dead. What that one applied is not even delivered.
+    report = apply.drain(KafkaSource.from_url(f"{url}?group=g&{QUICK}"), idle=10)
+    assert (report.applied, report.repeated) == (5, 0)
+    store.close()
+    with closing(sqlite3.connect(database)) as connection:
+        found = connection.execute("SELECT who, id FROM applied ORDER BY rowid").fetchall()
+    assert found == [("first" if at < 3 else "second", each.id) for at, each in enumerate(messages)]
+
+
+def test_a_partition_that_moves_takes_its_stored_offset_along(kafka: KafkaServer, tmp_path: Path) -> None:
+    """The first consumer has messages in hand when their partition moves. It applies them late, or not at all."""
+    url, database = kafka.topic(partitions=2), str(tmp_path / "books.db")
+    sqlite.migrate(database)
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE applied (id text, stream text, sequence integer)")
+    messages = brokers.new_streams(streams=12, each=5)
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(url)
+        assert await publish(broker, messages) == [Sent()] * len(messages)
+        await broker.close()
+        store = AsyncSQLiteStore(database)
+        began, go_on = asyncio.Event(), asyncio.Event()
+
+        def consumer(waits: bool) -> Any:
+            @AsyncInbox(store).handler(
+                "ledger", connect=lambda: aiosqlite.connect(database), ordered=True, store_offsets=True, batch=1000
+            )
+            async def apply(message: Message, connection: Any) -> None:
+                if waits:
+                    began.set()
+                    await go_on.wait()
+                row = (message.id, message.stream, message.sequence)
+                await connection.execute("INSERT INTO applied VALUES (?, ?, ?)", row)
+
+            return apply
+
+        # The first one is silent for too long: Kafka takes its partitions away, and it does not know.
+        slow, quick = consumer(True), consumer(False)
+        first = asyncio.ensure_future(
+            slow.run(KafkaSource.from_url(f"{url}?group=g&{QUICK}&max.poll.interval.ms=6000"))
+        )
+        await asyncio.wait_for(began.wait(), 30)
+        second = KafkaSource.from_url(f"{url}?group=g&{QUICK}")
+        moved = asyncio.ensure_future(quick.run(second))
+        async with asyncio.timeout(60):
+            while not second._partitions:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        go_on.set()
+        async with asyncio.timeout(60):
+            while slow.report.applied + quick.report.applied < len(messages):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        for each in (slow, quick):
+            each.stop()
+        await asyncio.gather(first, moved)
+        assert slow.report.dead == quick.report.dead == 0
+        await store.close()
+
+    asyncio.run(main())
+    with closing(sqlite3.connect(database)) as connection:
+        found = connection.execute("SELECT id, stream, sequence FROM applied ORDER BY rowid").fetchall()
+        (total,) = connection.execute(
+            "SELECT sum(sequence) FROM semel_inbox_stream WHERE consumer = '~ledger'"
+        ).fetchone()
+    assert sorted(id for id, _, _ in found) == sorted(each.id for each in messages)
+    assert total == len(messages)
+    for stream in {stream for _, stream, _ in found}:
+        assert [sequence for _, of, sequence in found if of == stream] == [1, 2, 3, 4, 5]

@@ -96,7 +96,9 @@ class Troubled:
     def __init__(self, inner: Any, trouble: Trouble) -> None:
         self._inner = inner
         self._trouble = trouble
-        self.wakes, self.counts, self.resumes, self.accept = inner.wakes, inner.counts, inner.resumes, inner.accept
+        self.wakes, self.counts, self.resumes, self.lists = inner.wakes, inner.counts, inner.resumes, inner.lists
+        self.trails = inner.trails
+        self.accept = inner.accept
 
     def execute(self, op: Any) -> Any:
         write = WRITES.get(type(op))

@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,18 +20,23 @@ from semel.core.ops import (
     Claimed,
     Complete,
     Count,
+    Listing,
+    ListRecords,
     Lookup,
+    Measure,
     Op,
     Page,
+    Record,
     Release,
     Renew,
     Resolve,
     Resumable,
     SaveStep,
+    Size,
     Sweep,
     Swept,
 )
-from semel.core.semantics import Row, apply, show, state_of, sweepable
+from semel.core.semantics import Row, apply, is_listed, show, state_of, sweepable
 from semel.core.states import State, Takeover
 from semel.errors import StoreError, StoreUnavailable
 from semel.testing import conformance
@@ -46,6 +52,7 @@ class BrokenStore:
     wakes = False
     counts = True
     resumes = True
+    lists = True
     adopt = None
     accept = None
 
@@ -64,6 +71,10 @@ class BrokenStore:
                 return self.count(op, now)
             if isinstance(op, Resumable):
                 return self.resumable(op, now)
+            if isinstance(op, ListRecords):
+                return self.list_page(op, now)
+            if isinstance(op, Measure):
+                return self.measure(now)
             row = self.rows.get(op.id)
             changed, answer = self.mutation(row, op, now) or apply(row, op, now)
             if changed is None:
@@ -97,6 +108,21 @@ class BrokenStore:
         may = row.takeover is not Takeover.REJECT and row.operation in op.operations
         return may and state_of(row, now) is State.ABANDONED
 
+    def list_page(self, op: ListRecords, now: float) -> Listing:
+        after = "" if op.after is None else op.after
+        ids = sorted(id for id in self.rows if id.hex() > after)
+        records = [show(self.rows[id]._replace(snapshot=None), now) for id in ids[: op.look]]
+        found = [record for record in records if self.lists_it(record, op)][: op.limit]
+        last = found[-1].id if len(found) == op.limit else ids[op.look - 1] if len(ids) > op.look else None
+        return Listing(tuple(found), last and last.hex(), min(len(ids), op.look))
+
+    def lists_it(self, record: Record, op: ListRecords) -> bool:
+        return is_listed(op, record)
+
+    def measure(self, now: float) -> Size:
+        overdue = [now - row.expires for row in self.rows.values() if sweepable(row, now) is not None]
+        return Size(len(self.rows), True, None, max(overdue, default=0.0))
+
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         return [self.execute(op) for op in ops]
 
@@ -113,7 +139,7 @@ class ForgetsWhoHoldsTheLock(BrokenStore):
     """Looks, then acts, and lets others in between."""
 
     def execute(self, op: Any) -> Any:
-        if isinstance(op, (Sweep, Count, Resumable)):
+        if isinstance(op, (Sweep, Count, Resumable, ListRecords, Measure)):
             return super().execute(op)
         row = self.rows.get(op.id)
         time.sleep(0.001)
@@ -207,6 +233,61 @@ class ForgetsTheInputOfWhatRuns(BrokenStore):
             if state_of(row, now) is State.RUNNING:
                 self.rows[id] = row._replace(steps=tuple(step for step in row.steps if step[0] != INPUT))
         return page
+
+
+class ListsWhatHasExpired(BrokenStore):
+    def lists_it(self, record: Record, op: ListRecords) -> bool:
+        return super().lists_it(replace(record, state=record.state or State.DONE), op)
+
+
+class ListsEveryState(BrokenStore):
+    def lists_it(self, record: Record, op: ListRecords) -> bool:
+        return super().lists_it(record, replace(op, states=()))
+
+
+class ListsEveryTenant(BrokenStore):
+    def lists_it(self, record: Record, op: ListRecords) -> bool:
+        return super().lists_it(record, replace(op, tenant=None))
+
+
+class ListsWhatIsYoung(BrokenStore):
+    def lists_it(self, record: Record, op: ListRecords) -> bool:
+        return super().lists_it(record, replace(op, older=0.0))
+
+
+class ListsSnapshots(BrokenStore):
+    def list_page(self, op: ListRecords, now: float) -> Listing:
+        page = super().list_page(op, now)
+        return replace(page, records=tuple(show(self.rows[record.id], now) for record in page.records))
+
+
+class LooksAtEverything(BrokenStore):
+    def list_page(self, op: ListRecords, now: float) -> Listing:
+        return super().list_page(replace(op, look=10_000), now)
+
+
+class ListsPagesThatOverlap(BrokenStore):
+    def list_page(self, op: ListRecords, now: float) -> Listing:
+        page = super().list_page(op, now)
+        before = [id.hex() for id in sorted(self.rows) if page.after is not None and id.hex() < page.after]
+        return replace(page, after=before[-1]) if before else page
+
+
+class ListsPagesWithGaps(BrokenStore):
+    def list_page(self, op: ListRecords, now: float) -> Listing:
+        page = super().list_page(op, now)
+        rest = [id.hex() for id in sorted(self.rows) if page.after is not None and id.hex() > page.after]
+        return replace(page, after=rest[0]) if rest else page
+
+
+class MeasuresNothing(BrokenStore):
+    def measure(self, now: float) -> Size:
+        return Size(0, True, None, 0.0)
+
+
+class MeasuresNoLag(BrokenStore):
+    def measure(self, now: float) -> Size:
+        return replace(super().measure(now), sweep_lag=0.0)
 
 
 class AnswersBatchesBackwards(BrokenStore):
@@ -454,6 +535,16 @@ def test_a_proof_fails_when(mutation: str) -> None:
         LosesTheEndOfAPage,
         NeverComesToTheEnd,
         ForgetsTheInputOfWhatRuns,
+        ListsWhatHasExpired,
+        ListsEveryState,
+        ListsEveryTenant,
+        ListsWhatIsYoung,
+        ListsSnapshots,
+        LooksAtEverything,
+        ListsPagesThatOverlap,
+        ListsPagesWithGaps,
+        MeasuresNothing,
+        MeasuresNoLag,
         AnswersBatchesBackwards,
         FailsTheWholeBatch,
     ],

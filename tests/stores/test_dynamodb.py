@@ -25,13 +25,14 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def tables(dynamodb: DynamoDBServer) -> dict[str, str]:
-    """Two tables for the whole module: the proofs have records of their own, but for those that sweep and count."""
+    """Two tables for the whole module: most proofs have records of their own, but those that sweep or list see all."""
     return {}
 
 
 @pytest.fixture
 def table(dynamodb: DynamoDBServer, tables: dict[str, str], request: pytest.FixtureRequest) -> str:
-    name = "swept" if "sweep" in request.node.name or "model" in request.node.name else "kept"
+    alone = ("sweep", "model", "test_list", "test_measure")
+    name = "swept" if any(part in request.node.name for part in alone) else "kept"
     if name == "swept" or name not in tables:
         tables[name] = dynamodb.table()
         migrate(tables[name])
@@ -46,6 +47,7 @@ class _InTheFuture:
 
 class TestDynamoDBStore(_InTheFuture, conformance.StoreSuite):
     examples = 8
+    lists = True
 
     @pytest.fixture
     def open_store(self, table: str, clock: conformance.ManualClock) -> Callable[[], DynamoDBStore]:
@@ -55,6 +57,7 @@ class TestDynamoDBStore(_InTheFuture, conformance.StoreSuite):
 class TestAsyncDynamoDBStore(_InTheFuture, conformance.AsyncStoreSuite):
     sampled = True
     examples = 8
+    lists = True
 
     @pytest.fixture
     def open_store(self, table: str, clock: conformance.ManualClock) -> Callable[[], AsyncDynamoDBStore]:

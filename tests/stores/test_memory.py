@@ -16,6 +16,7 @@ class TestMemoryStore(conformance.StoreSuite):
     wakes = True
     counts = True
     resumes = True
+    lists = True
 
     @pytest.fixture
     def clock(self) -> conformance.ManualClock:
@@ -31,6 +32,7 @@ class TestAsyncMemoryStore(conformance.AsyncStoreSuite):
     wakes = True
     counts = True
     resumes = True
+    lists = True
 
     @pytest.fixture
     def clock(self) -> conformance.ManualClock:

@@ -62,6 +62,7 @@ class TestMySQLStore(conformance.StoreSuite):
     examples = 15
     counts = True
     resumes = True
+    lists = True
 
     @pytest.fixture
     def open_store(self, database: str) -> Callable[[], MySQLStore]:
@@ -72,6 +73,7 @@ class TestAsyncMySQLStore(conformance.AsyncStoreSuite):
     examples = 15
     counts = True
     resumes = True
+    lists = True
 
     @pytest.fixture
     def open_store(self, database: str) -> Callable[[], AsyncMySQLStore]:

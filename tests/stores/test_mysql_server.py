@@ -314,6 +314,7 @@ def test_many_sweepers_neither_wait_nor_count_twice(database: str, store: MySQLS
 PARAMETERS: dict[str, Any] = {
     "after": b"", "last": b"1" * 16, "done": 1,
     "token": 1, "origin": 1, "nonce": 1, "takeover": 0, "lease": 1, "ttl": 1, "position": 0, "most": 10, "state": 1,
+    "place": "2026-01-01 00:00:00.000000", "past": 0, "oldest": 10,
     "fingerprint": b"", "snapshot": b"", "value": b"", "name": b"n", "tenant": "t", "operation": "o", "key": "k",
 }  # fmt: skip
 
@@ -440,8 +441,12 @@ def test_many_processes_may_migrate_at_once(mariadb_url: str) -> None:
     ]
     printed = [process.communicate(timeout=PATIENCE)[0].strip() for process in running]
     assert [process.returncode for process in running] == [0] * 4
-    assert sorted(printed) == [*[""] * 3, "0001_records 0002_messages"]
-    assert query(mariadb_url, "SELECT version, name FROM semel_migration") == ((1, "records"), (2, "messages"))
+    assert sorted(printed) == [*[""] * 3, "0001_records 0002_messages 0003_trail"]
+    assert query(mariadb_url, "SELECT version, name FROM semel_migration") == (
+        (1, "records"),
+        (2, "messages"),
+        (3, "trail"),
+    )
     check(mariadb_url)
 
 
@@ -451,7 +456,7 @@ def test_a_migration_that_broke_off_is_simply_run_again(mariadb_url: str) -> Non
     query(mariadb_url, "DROP TABLE semel_step", "DELETE FROM semel_migration")
     with pytest.raises(NotMigrated, match="0001_records"):
         check(mariadb_url)
-    assert migrate(mariadb_url) == ["0001_records", "0002_messages"]
+    assert migrate(mariadb_url) == ["0001_records", "0002_messages", "0003_trail"]
     check(mariadb_url)
 
 
@@ -459,7 +464,7 @@ def test_migrating_and_checking_by_the_async_driver(mariadb_url: str) -> None:
     async def main() -> None:
         with pytest.raises(NotMigrated, match="0001_records"):
             await check_async(mariadb_url)
-        assert await migrate_async(mariadb_url) == ["0001_records", "0002_messages"]
+        assert await migrate_async(mariadb_url) == ["0001_records", "0002_messages", "0003_trail"]
         assert await migrate_async(mariadb_url) == []
         await check_async(mariadb_url)
         query(mariadb_url, "DROP INDEX semel_record_sweep ON semel_record")
@@ -482,7 +487,7 @@ def test_the_command_line_migrates_and_checks(mariadb_url: str, capsys: pytest.C
     assert main(["migrate", "--check", mariadb_url]) == 1
     assert main(["migrate", mariadb_url]) == 0
     assert main(["migrate", "--check", mariadb_url.replace("mysql:", "mariadb:")]) == 0
-    assert capsys.readouterr().out == "applied 0001_records\napplied 0002_messages\nup to date\n"
+    assert capsys.readouterr().out == "applied 0001_records\napplied 0002_messages\napplied 0003_trail\nup to date\n"
 
 
 @pytest.mark.parametrize(

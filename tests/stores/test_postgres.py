@@ -40,6 +40,7 @@ class TestPostgresStore(conformance.StoreSuite):
     wakes = True
     counts = True
     resumes = True
+    lists = True
 
     @pytest.fixture
     def open_store(self, database: str) -> Callable[[], PostgresStore]:
@@ -51,6 +52,7 @@ class TestAsyncpgStore(conformance.AsyncStoreSuite):
     wakes = True
     counts = True
     resumes = True
+    lists = True
 
     @pytest.fixture
     def open_store(self, database: str) -> Callable[[], AsyncPostgresStore]:
@@ -63,6 +65,7 @@ class TestAsyncPsycopgStore(conformance.AsyncStoreSuite):
     wakes = True
     counts = True
     resumes = True
+    lists = True
 
     @pytest.fixture
     def open_store(self, database: str) -> Callable[[], AsyncPostgresStore]:

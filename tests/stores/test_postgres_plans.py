@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from semel.sql import outbox
+from semel.sql import outbox, trail
 from semel.sql.dialects import postgres
 from semel.stores.postgres import migrate
 from semel.stores.postgres.connections import PostgresSettings, Psycopg
@@ -17,6 +17,7 @@ QUERIES = {
     **postgres._Q,
     # A message is added by a function, and what the outbox holds is counted row by row, for people.
     **{f"outbox_{name}": query for name, query in outbox._P.items() if name not in ("add", "depths", "held")},
+    **{f"trail_{name}": query for name, query in trail._TABLES["postgresql"]._queries.items()},
 }
 
 

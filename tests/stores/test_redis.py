@@ -19,6 +19,7 @@ pytestmark = pytest.mark.server
 
 class TestRedisStore(conformance.StoreSuite):
     wakes = True
+    lists = True
     forgets_expired = True
 
     @pytest.fixture
@@ -28,6 +29,7 @@ class TestRedisStore(conformance.StoreSuite):
 
 class TestAsyncRedisStore(conformance.AsyncStoreSuite):
     wakes = True
+    lists = True
     forgets_expired = True
 
     @pytest.fixture
@@ -48,6 +50,7 @@ def replicated(redis: RedisServer) -> Iterator[RedisServer]:
 
 class TestConfirmedRedisStore(conformance.StoreSuite):
     wakes = True
+    lists = True
     forgets_expired = True
     examples = 10
 
@@ -60,6 +63,7 @@ class TestConfirmedRedisStore(conformance.StoreSuite):
 class TestAsyncConfirmedRedisStore(conformance.AsyncStoreSuite):
     sampled = True
     wakes = True
+    lists = True
     forgets_expired = True
     examples = 10
 
@@ -71,6 +75,7 @@ class TestAsyncConfirmedRedisStore(conformance.AsyncStoreSuite):
 
 class TestRedisClusterStore(conformance.StoreSuite):
     wakes = True
+    lists = True
     forgets_expired = True
     examples = 10
 
@@ -82,6 +87,7 @@ class TestRedisClusterStore(conformance.StoreSuite):
 class TestAsyncRedisClusterStore(conformance.AsyncStoreSuite):
     sampled = True
     wakes = True
+    lists = True
     forgets_expired = True
     examples = 10
 

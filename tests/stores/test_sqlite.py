@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow  # most of it waits for leases to end, and for the
 class TestSQLiteStore(conformance.StoreSuite):
     counts = True
     resumes = True
+    lists = True
 
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> Callable[[], SQLiteStore]:
@@ -23,6 +24,7 @@ class TestSQLiteStore(conformance.StoreSuite):
 class TestAsyncSQLiteStore(conformance.AsyncStoreSuite):
     counts = True
     resumes = True
+    lists = True
 
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> Callable[[], AsyncSQLiteStore]:

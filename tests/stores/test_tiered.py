@@ -86,6 +86,7 @@ class _OnPostgres:
     wakes = True
     counts = PostgresStore.counts
     resumes = PostgresStore.resumes
+    lists = PostgresStore.lists
 
 
 class TestTieredStoreThatMarksAtOnce(_OnPostgres, conformance.StoreSuite):
@@ -110,6 +111,7 @@ class TestAsyncTieredStoreThatMarksAtOnce(_OnPostgres, conformance.AsyncStoreSui
 class _OnSQLite:
     counts = SQLiteStore.counts
     resumes = SQLiteStore.resumes
+    lists = SQLiteStore.lists
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:

@@ -100,7 +100,7 @@ class PassedOn:
 def test_parts_may_pass_on_what_they_do_not_have_themselves(kind: Any, parts: Callable[[], Any]) -> None:
     primary, cache = parts()
     store = kind(PassedOn(primary), PassedOn(cache))
-    assert (store.wakes, store.counts, store.resumes, store.adopt) == (True, True, True, None)
+    assert (store.wakes, store.counts, store.resumes, store.lists, store.adopt) == (True, True, True, True, None)
 
 
 @pytest.mark.parametrize(("guard", "store"), [(Semel, MemoryStore), (AsyncSemel, AsyncMemoryStore)])

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
+from collections.abc import Callable
 
 import pytest
 
-from semel import AsyncMemoryStore, ConfigurationError, MemoryStore
+from semel import ConfigurationError, MemoryStore
 from semel.core.keys import identity
-from semel.core.trail.minutes import MinuteCounter, bucket_end, bucket_of, quantile
+from semel.core.trail.minutes import MinuteCounter, bucket_end, bucket_of, quantile, sum_rows
 from semel.core.trail.moments import ForgetTrail, KeepTrail, Links, Moment
 from semel.observe import events
-from semel.trail import AsyncTrailReader, TrailReader
+from semel.trail import TrailReader
+from tests.trail.histories import STORES, History, marked
 
 LINKS = Links()
 NOON = 1_700_000_040.0
 """It is the beginning of a minute."""
+
+
+@pytest.fixture(params=marked(*STORES))
+def history(request: pytest.FixtureRequest, open_history: Callable[[str], History]) -> History:
+    return open_history(request.param)
 
 
 def moment(at: float, event: events.Event, number: int) -> Moment:
@@ -35,70 +42,61 @@ def keep(*moments: Moment, writer: bytes = b"w" * 8, counter: MinuteCounter | No
     return KeepTrail(writer, moments, rows, 3600.0, 86400.0)
 
 
-def test_a_story_is_told_in_order_and_without_the_key() -> None:
-    store = MemoryStore()
-    reader = TrailReader(store)
+def test_a_story_is_told_in_order_and_without_the_key(history: History) -> None:
     id = identity("", "pay", "secret-key")
     failed = events.StoreFailed("pay", "", "secret-key", "claim", "no record for secret-key", id=id)
-    store.execute(keep(moment(NOON + 2, completed("secret-key"), 3), moment(NOON, started("secret-key"), 1)))
-    store.execute(keep(moment(NOON + 1, failed, 2), moment(NOON, started("other"), 4)))
-    story = reader.story(id)
+    history.execute(keep(moment(NOON + 2, completed("secret-key"), 3), moment(NOON, started("secret-key"), 1)))
+    history.execute(keep(moment(NOON + 1, failed, 2), moment(NOON, started("other"), 4)))
+    story = history.story(id)
     assert [each.kind for each in story] == ["started", "store_failed", "completed"]
     assert [each.route for each in story] == ["pay", "pay", "POST /pay"]
     assert "secret-key" not in repr(story)
     assert story[2].details["size"] == 20
-    assert reader.story(b"x" * 16) == ()
+    assert history.story(b"x" * 16) == ()
 
 
-def test_a_batch_that_is_sent_twice_is_kept_once() -> None:
-    store = MemoryStore()
+def test_a_batch_that_is_sent_twice_is_kept_once(history: History) -> None:
     counter = MinuteCounter()
     counter.add(NOON, "pay", "started", None)
     batch = keep(moment(NOON, started("a"), 1), counter=counter)
-    store.execute(batch)
-    store.execute(batch)
-    reader = TrailReader(store)
-    assert len(reader.recent()) == 1
-    assert [minute.count for minute in reader.minutes(NOON)] == [1]
+    history.execute(batch)
+    history.execute(batch)
+    assert len(history.recent()) == 1
+    assert [minute.count for minute in history.minutes(NOON)] == [1]
 
 
-def test_minutes_of_several_writers_are_added() -> None:
-    store = MemoryStore()
-    reader = TrailReader(store)
+def test_minutes_of_several_writers_are_added(history: History) -> None:
     counters = [MinuteCounter(), MinuteCounter()]
     for at in range(3):
         for writer, counter in enumerate(counters):
             counter.add(NOON + at, "pay", "completed", 0.010 * (writer + 1))
             counter.add(NOON + 60, "pay", "started", None)
-            store.execute(keep(counter=counter, writer=bytes([writer]) * 8))
-    first, second = reader.minutes(NOON - 600, NOON + 600)
+            history.execute(keep(counter=counter, writer=bytes([writer]) * 8))
+    first, second = history.minutes(NOON - 600, NOON + 600)
     assert (first.at, first.route, first.kind, first.count) == (int(NOON), "pay", "completed", 6)
     assert first.seconds == pytest.approx(0.09)
     assert sum(first.buckets.values()) == 6
     assert (second.at, second.kind, second.count, second.seconds) == (int(NOON) + 60, "started", 6, 0.0)
-    assert reader.minutes(NOON + 60, NOON + 600) == (second,)
+    assert history.minutes(NOON + 60, NOON + 600) == (second,)
 
 
-def test_an_older_row_of_a_writer_does_not_replace_a_newer_one() -> None:
-    store = MemoryStore()
+def test_an_older_row_of_a_writer_does_not_replace_a_newer_one(history: History) -> None:
     counter = MinuteCounter()
     batches = []
     for _ in range(2):
         counter.add(NOON, "pay", "started", None)
         batches.append(keep(counter=counter))
     for batch in reversed(batches):
-        store.execute(batch)
-    assert [minute.count for minute in TrailReader(store).minutes(NOON)] == [2]
+        history.execute(batch)
+    assert [minute.count for minute in history.minutes(NOON)] == [2]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-6, 0.000_05, 0.001, 0.017, 1.0, 600.0])
 def test_a_quantile_is_right_to_a_tenth(seconds: float) -> None:
-    store = MemoryStore()
     counter = MinuteCounter()
     for _ in range(100):
         counter.add(NOON, "pay", "completed", seconds)
-    store.execute(keep(counter=counter))
-    minutes = TrailReader(store).minutes(NOON)
+    minutes = sum_rows([(row.at, row.route, row.kinds) for row in counter.take_changed()])
     found = quantile(minutes, 0.99)
     assert found is not None
     assert abs(found - seconds) <= max(0.1 * seconds, 1e-6)
@@ -106,43 +104,32 @@ def test_a_quantile_is_right_to_a_tenth(seconds: float) -> None:
     assert quantile([], 0.5) is None
 
 
-def test_recent_moments_come_newest_first_and_can_be_chosen() -> None:
-    store = MemoryStore()
-    reader = TrailReader(store)
-    store.execute(
+def test_recent_moments_come_newest_first_and_can_be_chosen(history: History) -> None:
+    history.execute(
         keep(
             *[moment(NOON + number, started(str(number)), number) for number in range(20)],
             *[moment(NOON + number, completed(str(number)), 100 + number) for number in range(20)],
         )
     )
-    assert [each.at - NOON for each in reader.recent(3, kinds=["started"])] == [19, 18, 17]
-    assert {each.kind for each in reader.recent(10, route="POST /pay")} == {"completed"}
-    assert len(reader.recent(50)) == 40
+    assert [each.at - NOON for each in history.recent(3, kinds=["started"])] == [19, 18, 17]
+    assert {each.kind for each in history.recent(10, route="POST /pay")} == {"completed"}
+    assert len(history.recent(50)) == 40
 
 
-def test_old_moments_and_minutes_are_forgotten() -> None:
-    store = MemoryStore()
-    reader = TrailReader(store)
+def test_old_moments_and_minutes_are_forgotten(history: History) -> None:
+    if "redis" in history.kind:
+        pytest.skip("Redis forgets by itself")
+    now = time.time()
     counter = MinuteCounter()
-    counter.add(NOON, "pay", "started", None)
-    store.execute(keep(moment(NOON, started("a"), 1), moment(NOON + 7200, started("a"), 2), counter=counter))
-    assert store.execute(ForgetTrail(3600.0, 86400.0, 100)) == 1
-    assert [each.at for each in reader.story(identity("", "pay", "a"))] == [NOON + 7200]
-    assert store.execute(ForgetTrail(3600.0, 3600.0, 100)) == 1
-    assert reader.minutes(NOON - 1) == ()
-
-
-def test_an_async_reader_returns_the_same() -> None:
-    async def main() -> None:
-        store = AsyncMemoryStore()
-        await store.execute(keep(moment(NOON, started("a"), 1)))
-        reader = AsyncTrailReader(store)
-        (found,) = await reader.lineage_of(identity("", "pay", "a"))
-        assert found.kind == "started"
-        assert await reader.story(found.id) == await reader.recent() == (found,)
-        assert await reader.minutes(NOON) == ()
-
-    asyncio.run(main())
+    counter.add(now - 7200, "pay", "started", None)
+    counter.add(now, "pay", "started", None)
+    history.execute(keep(*[moment(now - 7200 * (2 - n), started("a"), n) for n in range(3)], counter=counter))
+    assert history.execute(ForgetTrail(3600.0, 86400.0, 1)) == 1
+    assert len(history.story(identity("", "pay", "a"))) == 2
+    assert history.execute(ForgetTrail(3600.0, 86400.0, 100)) == 1
+    assert [each.at for each in history.story(identity("", "pay", "a"))] == [pytest.approx(now)]
+    assert history.execute(ForgetTrail(3600.0, 3600.0, 100)) == 1
+    assert [each.at for each in history.minutes(0)] == [int(now) // 60 * 60]
 
 
 def test_a_store_without_a_trail_is_refused() -> None:
@@ -151,3 +138,41 @@ def test_a_store_without_a_trail_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="Small keeps no history of events: use a MemoryStore"):
         TrailReader(Small())
+
+
+def test_the_hops_of_a_chain_are_found_by_its_root(history: History) -> None:
+    """Client → service → a second service → a message → its consumer."""
+    second = identity("", "ship", "derived")
+    chain = [
+        events.Started("pay", "", "k1", 1, 7, id=identity("", "pay", "k1")),
+        events.Started("ship", "", "derived", 1, 7, "k1", "k1", id=second),
+        events.StepSaved("ship", "", "derived", "label", id=second),
+        events.Emitted("ship", "", "derived", "m1", "orders", "", "shipped", id=second),
+        events.Completed("ship", "", "derived", 1, 9, id=second),
+        events.PublishFailed("shipped", "", "m1", "", "refused", 1),
+        events.AppliedEvent("shipped", "", "m2", "ledger", 0.1, "k1", "derived"),
+        events.Skipped("shipped", "", "m2", "ledger", 0.1, "k1", "derived"),
+    ]
+    strange = [started("k2"), events.AppliedEvent("shipped", "", "m3", "ledger", 0.1, "k2", "")]
+    history.execute(keep(*[moment(NOON + at, event, at) for at, event in enumerate(chain + strange)]))
+    kinds = [event.name for event in chain]
+    assert [each.kind for each in history.lineage(LINKS.link("k1"))] == kinds
+    assert [each.kind for each in history.lineage_of(second)] == kinds
+    assert [each.kind for each in history.lineage_of(LINKS.link("m2"))] == kinds
+    assert [each.kind for each in history.lineage_of(LINKS.link("m1"))] == ["publish_failed"]
+    assert history.lineage(b"?" * 16) == history.lineage_of(b"?" * 16) == ()
+    ship = history.story(second)[0]
+    assert ship.details["parent"] == LINKS.link("k1").hex()
+    assert ship.details["key"] == LINKS.link("derived").hex()
+
+
+def test_what_is_unusual_is_kept_as_it_is(history: History) -> None:
+    unusual = [
+        moment(NOON, events.Released("pay", "", "k", 3, "\0 \ud800 ' \" % \\ ☃" + "x" * 500, True, 0.25), 1),
+        moment(NOON + 0.000_001, events.BrokerLost("", "", "", "refused"), 2),
+        moment(NOON + 1, events.Mismatched("a\0b☃", "", "k"), 3),
+    ]
+    history.execute(keep(*unusual))
+    assert list(history.recent()) == unusual[::-1]
+    assert unusual[1].id == b""
+    assert len(unusual[0].details["error"]) == 200

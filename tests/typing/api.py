@@ -23,6 +23,7 @@ from semel import (
     AsyncStore,
     Codec,
     KeyFormat,
+    Listing,
     MemoryStore,
     Operation,
     Outcome,
@@ -33,6 +34,7 @@ from semel import (
     Resumer,
     ResumeReport,
     Semel,
+    Size,
     SQLiteStore,
     State,
     StatementResult,
@@ -140,6 +142,10 @@ def use(order: Order) -> None:
     assert_type(guard.run_outcome("ship", key=1, call=lambda op: op.attempt), Outcome[int])
     assert_type(guard.lookup("ship", order.id), Record | None)
     assert_type(guard.sweep(), Swept)
+    assert_type(guard.list_page(operation="ship", states=[State.RUNNING], older="1m", limit=10), Listing)
+    assert_type(guard.list_page().records, tuple[Record, ...])
+    assert_type(next(guard.list(tenant="acme")), Record)
+    assert_type(guard.measure(), Size)
     guard.resolve("ship", order.id, Receipt(uuid4()), returns=Receipt)
     guard.release("ship", order.id, force=True)
     with Semel(store) as other:
@@ -207,6 +213,9 @@ async def use_async(order: Order) -> None:
     assert_type(await async_guard.run_outcome("ship", key=1, call=charge_async), Outcome[int])
     assert_type(await async_guard.lookup("ship", order.id), Record | None)
     assert_type(await async_guard.sweep(10), Swept)
+    assert_type(await async_guard.list_page(after="x", look=100), Listing)
+    assert_type([record async for record in async_guard.list(operation="ship")], list[Record])
+    assert_type(await async_guard.measure(), Size)
     await async_guard.resolve("ship", order.id, None)
     await async_guard.release("ship", order.id, tenant="acme", force=False)
     async with AsyncSemel(async_store) as other:

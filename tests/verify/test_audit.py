@@ -10,6 +10,7 @@ from semel.errors import ConfigurationError
 from semel.http.contract.rules import conditional, exempt, idempotent, natural
 from semel.http.describe.openapi import document
 from semel.verify.audit import Audit, audit
+from semel.verify.findings import failed
 
 KEY = {"in": "header", "name": "Idempotency-Key", "required": True, "schema": {"type": "string"}}
 MATCH = {"in": "header", "name": "If-Match", "schema": {"type": "string"}}
@@ -37,7 +38,7 @@ def body(*names: str, **more: Any) -> dict[str, Any]:
 def test_an_action_without_a_key_is_an_error() -> None:
     result = judged("post")
     assert rules(result) == ["key-missing"]
-    assert result.failed
+    assert failed(result.findings)
     assert result.writes[0].kind == "action"
 
 
@@ -63,7 +64,7 @@ def test_the_parameters_of_the_path_and_references_count() -> None:
 def test_an_optional_key_is_a_warning() -> None:
     result = judged("post", parameters=[{**KEY, "required": False}])
     assert rules(result) == ["key-optional"]
-    assert not result.failed
+    assert not failed(result.findings)
 
 
 def test_a_key_in_the_body_is_a_key() -> None:

@@ -6,7 +6,7 @@ A page marks a region, and this script fills it::
     ...
     <!-- end -->
 
-Run it by hand (``python tools/docs/generate.py``), or let ``make docs`` do so: mkdocs calls ``on_pre_build``. A test
+Run it by hand (``python tools/docs/generate.py``), or let ``make docs`` do so. A test
 holds that the committed pages are what the script would write now. What is not in a region is written by people.
 """
 
@@ -53,12 +53,6 @@ def stale() -> list[tuple[Path, str]]:
     """The pages that are not what they should be, and what they should be."""
     pages = [(page, page.read_text("utf-8")) for page in sorted(DOCS.rglob("*.md"))]
     return [(page, fresh) for page, text in pages if (fresh := filled(text)) != text]
-
-
-def on_pre_build(config: Any) -> None:
-    """Called by mkdocs. Writes only what has changed, so that ``mkdocs serve`` does not chase its own tail."""
-    for page, text in stale():
-        page.write_text(text, "utf-8")
 
 
 # -- the parts --------------------------------------------------------------------------------------------------------
@@ -161,7 +155,7 @@ GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("Keys on the way out", ("outgoing_call", "OutgoingCall", "outgoing_headers", "outgoing_metadata", "outgoing_key",
                              "derive_key", "in_context")),
     ("Recovery and resumption", ("Recovered", "NOT_DONE", "CANNOT_TELL", "Resumer", "AsyncResumer", "ResumeReport")),
-    ("What comes back", ("Outcome", "StatementResult", "Record", "State", "Swept")),
+    ("What comes back", ("Outcome", "StatementResult", "Record", "State", "Swept", "Listing", "Size")),
     ("Keys, results, encryption", ("KeyFormat", "Serializer", "Codec", "KeyRing")),
     ("Events", ("log_events",)),
     ("Errors", _CAUGHT),
@@ -382,7 +376,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.client.urllib3", "The client for urllib3.", ()),
     ("semel.messaging", "[Messages](../how-to/publish-events.md) that commit with your rows.", ()),
     ("semel.messaging.ports", "What the adapter of a broker implements and returns.", (
-        "Broker", "BrokerDown", "Capabilities", "Delivery", "Refused", "Sent", "Source", "TryAgain",
+        "Broker", "BrokerDown", "Capabilities", "Delivery", "Refused", "SeekableSource", "Sent", "Source", "TryAgain",
     )),
     ("semel.messaging.brokers.kafka", "Kafka.", ("KafkaBroker", "KafkaSource")),
     ("semel.messaging.brokers.rabbitmq", "RabbitMQ.", ("RabbitMQBroker", "RabbitMQSource")),
@@ -392,7 +386,10 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.messaging.brokers.sqs", "Amazon SQS.", ("SQSBroker", "SQSSource")),
     ("semel.messaging.brokers.sns", "Amazon SNS.", ("SNSBroker",)),
     ("semel.messaging.brokers.webhook", "Webhooks.", ("WebhookBroker",)),
+    ("semel.messaging.faststream", "[FastStream](../how-to/faststream.md).", ()),
     ("semel.messaging.dynamodb", "Messages that are written with the completion of an operation on DynamoDB.", ()),
+    ("semel.trail", "[The history of events](../how-to/keep-a-history.md).", ()),
+    ("semel.console", "[The web console](../how-to/console.md).", ()),
     ("semel.natural", "Changes that a repeat does not make again. `semel.natural.aio`: the same, awaited.", ()),
     ("semel.stores.sqlite", "Tables in SQLite.", ("migrate",)),
     ("semel.stores.postgres", "Tables in PostgreSQL.", _STORE_SETUP),
@@ -401,9 +398,11 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
      ("check", "cloudformation", "iam_policy", "migrate", "terraform")),
     ("semel.observe.events", "[Events](events.md). The classes are listed there.",
      ("EVENTS", "Event", "EventHook", "EventHooks")),
+    ("semel.observe.prometheus", "[Counts events](../how-to/metrics.md).", ("PrometheusMetrics", "StoreMetrics")),
     ("semel.core.ops", "What a [store of your own](stores.md#the-contract-of-a-store) executes and returns.", (
         "Op", "Claim", "Claimed", "Existing", "Record", "Renew", "Complete", "CompleteWith", "NotWritten", "Release",
         "SaveStep", "Lookup", "Resolve", "Sweep", "Swept", "Count", "Resumable", "Abandoned", "Page",
+        "ListRecords", "Listing", "Measure", "Size",
     )),
     ("semel.core.states", "[The table of states](states.md).", ("State", "Move", "Takeover", "TRANSITIONS")),
     ("semel.testing.conformance", "[Proves a store](../how-to/prove-a-store.md).", (

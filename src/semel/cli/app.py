@@ -14,9 +14,12 @@ from semel import __version__
 from semel.cli.audit import AUDIT
 from semel.cli.client import CLIENT
 from semel.cli.commands import INTERRUPTED, STORE_VARIABLE, USAGE, exit_code, say
+from semel.cli.console import CONSOLE
 from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
 from semel.cli.dlq import DLQ
+from semel.cli.doctor import DOCTOR
+from semel.cli.listing import LIST, PURGE, STATS
 from semel.cli.records import DIAGRAM, LOOKUP, RELEASE, RESOLVE
 from semel.cli.recover import RECOVER
 from semel.cli.relay import OUTBOX, RELAY
@@ -27,11 +30,15 @@ from semel.stores.urls import SCHEMES
 
 COMMANDS: Final = (
     DEMO,
+    CONSOLE,
     MIGRATE,
     SWEEP,
+    LIST,
+    STATS,
     LOOKUP,
     RESOLVE,
     RELEASE,
+    PURGE,
     RECOVER,
     CLIENT,
     RELAY,
@@ -39,6 +46,7 @@ COMMANDS: Final = (
     DLQ,
     DESCRIBE,
     AUDIT,
+    DOCTOR,
     SIZE,
     STORES,
     DIAGRAM,

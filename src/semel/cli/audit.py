@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from semel import __version__
 from semel.cli.commands import FAILED, OK, Command, as_json, say
 from semel.errors import ConfigurationError
+from semel.verify import findings
 
 if TYPE_CHECKING:
-    from semel.verify.audit import Audit, Finding
+    from semel.verify.audit import Audit
 
 _LARGEST: Final = 64 * 1024 * 1024
 _TIMEOUT: Final = 30.0
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(_sarif(result, args.document, text), indent=2))
     else:
         say(_page(result))
-    return FAILED if result.failed else OK
+    return FAILED if findings.failed(result.findings) else OK
 
 
 def _read(where: str) -> str:
@@ -87,30 +88,15 @@ def _plain(result: Audit) -> dict[str, Any]:
     return {
         "title": result.title,
         "operations": [{"method": each.method, "path": each.path, "class": each.kind} for each in result.writes],
-        "findings": [
-            {
-                "rule": each.rule,
-                "path": each.path,
-                "method": each.method,
-                "severity": each.severity,
-                "message": each.message,
-            }
-            for each in result.findings
-        ],
+        "findings": findings.plain(result.findings),
     }
 
 
 def _page(result: Audit) -> str:
-    lines = [
-        f"{each.severity:<8} {each.method:<6} {each.path}  {each.message} [{each.rule}]"
-        for each in sorted(result.findings, key=lambda each: (each.severity, each.path, each.method))
-    ]
     kinds = Counter(each.kind for each in result.writes)
     classed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
-    found = Counter(each.severity for each in result.findings)
-    lines.append(f"{result.title}: {len(result.writes)} writes ({classed}); "
-                 f"{found['error']} errors, {found['warning']} warnings")  # fmt: skip
-    return "\n".join(lines)
+    last = f"{result.title}: {len(result.writes)} writes ({classed}); {findings.summary(result.findings)}"
+    return "\n".join([*findings.lines(result.findings), last])
 
 
 def _sarif(result: Audit, where: str, text: str) -> dict[str, Any]:
@@ -146,7 +132,7 @@ def _sarif(result: Audit, where: str, text: str) -> dict[str, Any]:
     }
 
 
-def _line_of(lines: list[str], finding: Finding) -> int:
+def _line_of(lines: list[str], finding: findings.Finding) -> int:
     """Find the line where the operation begins, by its text: parsers keep no lines. 1 if it cannot be found."""
     path = re.compile(rf"""["']?{re.escape(finding.path)}["']?\s*:""")
     method = re.compile(rf"""\s*["']?{finding.method.lower()}["']?\s*:""")
@@ -156,4 +142,4 @@ def _line_of(lines: list[str], finding: Finding) -> int:
     return next((at + 1 for at in range(start, len(lines)) if method.match(lines[at])), start + 1)
 
 
-AUDIT = Command("audit", "look for writes in an OpenAPI document that are not safe to send twice", configure, run)
+AUDIT = Command("audit", "Look for writes in an OpenAPI document that are not safe to send twice.", configure, run)

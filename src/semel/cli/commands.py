@@ -6,11 +6,14 @@ A command works on a store, a record, or an object of the user's service. Readin
 from __future__ import annotations
 
 import argparse
+import getpass
 import importlib
 import json
+import logging
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +40,7 @@ INTERRUPTED: Final = 130
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 NOTICED_WITHIN: Final = 0.05
 """Seconds."""
+AUDIT_LOG: Final = logging.getLogger("semel.audit")
 STORE_VARIABLE: Final = "SEMEL_STORE"
 """The environment variable that names the store where the command line does not. It keeps passwords out of ``ps``."""
 
@@ -79,6 +83,14 @@ def positive(text: str) -> int:
     return number
 
 
+def port_number(text: str) -> int:
+    """The type of an argument that is a port."""
+    number = int(text)
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port: 0 to 65535")
+    return number
+
+
 def printable(text: str) -> str:
     """Escape what is not printable, except line ends: what a store holds must not control the user's terminal.
 
@@ -95,6 +107,73 @@ def as_json(value: Any) -> str:
 def say(text: str, file: TextIO | None = None) -> None:
     """Print text that comes from a store."""
     print(printable(text), file=file, flush=True)
+
+
+def confirmed(question: str, args: argparse.Namespace, *, needs_yes: bool = False) -> bool:
+    """Ask a person whether to go on. ``--yes`` and ``--dry-run`` answer in advance.
+
+    :param needs_yes: without a terminal, raise instead of going on: a script has to say ``--yes``.
+    """
+    if args.yes or args.dry_run:
+        return True
+    if not sys.stdin.isatty():
+        if needs_yes:
+            raise ConfigurationError("this deletes for good: pass --yes, or --dry-run to see what would be deleted")
+        return True
+    print(printable(f"{question} [y/N] "), end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def add_caution(parser: argparse.ArgumentParser) -> None:
+    """Add what every command has that changes records by hand."""
+    parser.add_argument("--dry-run", action="store_true", help="change nothing, and say what would be done")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def write_audit(action: str, **what: Any) -> None:
+    """Say on standard error, and to the logger ``semel.audit``, who has done what by hand, when, and to which record.
+
+    :param what: the record by its identity, never by its key: a key may be private, and logs travel far.
+    """
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    line = f"{action} by {who_is_here()} at {at}: " + " ".join(f"{name}={as_json(it)}" for name, it in what.items())
+    AUDIT_LOG.info("%s", line)
+    say(f"semel.audit: {line}", sys.stderr)
+
+
+def who_is_here() -> str:
+    """Return who runs this command: ``user@host``. With sudo it is the user who called it."""
+    try:
+        user = os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for its user
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+class Progress:
+    """A line on a terminal's standard error that is written over, once something takes longer than a moment."""
+
+    def __init__(self) -> None:
+        self._shown = False
+        self._next = time.monotonic() + 1.0
+
+    def show(self, text: str) -> None:
+        if sys.stderr.isatty() and time.monotonic() >= self._next:
+            self._next = time.monotonic() + 0.2
+            self._shown = True
+            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Remove the line, before something else is printed and at the end."""
+        if self._shown:
+            self._shown = False
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def has_colour(file: TextIO) -> bool:
+    """Whether to print in colour: only on a terminal that can, and not with NO_COLOR (no-color.org)."""
+    return file.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class StopFlag:
@@ -169,13 +248,13 @@ def _plain(url: str) -> str:
     return plain_url(url)
 
 
-def _plain_or_guard(target: str) -> str:
+def plain_or_guard(target: str) -> str:
     return target if names_guard(target) else _plain(target)
 
 
 def add_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "url", metavar="URL", type=_plain_or_guard,
+        "url", metavar="URL", type=plain_or_guard,
         help=f"the store: {URLS}; may be left out if {STORE_VARIABLE} is set. Or the guard of a service, "
         "shop.orders:guard, with its secret, key ring and tenant",
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semel.cli.commands import FAILED, OK, Command, add_store, stop_on_signals
+from semel.cli.commands import FAILED, OK, Command, add_store, port_number, stop_on_signals
 from semel.errors import ConfigurationError, StoreURLError
 
 PORT = 8080
@@ -13,7 +13,9 @@ MODES = ("leased", "transactional", "steps")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_store(parser, None, "where Semel keeps its records (default: SQLite in a temporary folder)")
-    parser.add_argument("--port", type=_port, metavar="N", help="of 127.0.0.1, for the service; 0: a free one (8080)")
+    parser.add_argument(
+        "--port", type=port_number, metavar="N", help="of 127.0.0.1, for the service; 0: a free one (8080)"
+    )
     parser.add_argument("--no-storm", action="store_true", help="only serve")
     parser.add_argument(
         "--once", action="store_true", help="one storm and its verdict; straight on the store, unless --http is given"
@@ -76,13 +78,6 @@ def _count(text: str) -> int:
     number = int(text)
     if not 1 <= number <= 64:
         raise argparse.ArgumentTypeError(f"{text} is not between 1 and 64")
-    return number
-
-
-def _port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} is no port: 0 to 65535")
     return number
 
 

@@ -9,11 +9,26 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from semel.cli.commands import FAILED, OK, Command, add_record, as_json, load_guard, names_guard, open_guard, say
-from semel.errors import PolicyError
+from semel.cli.commands import (
+    FAILED,
+    OK,
+    Command,
+    add_caution,
+    add_record,
+    as_json,
+    confirmed,
+    load_guard,
+    names_guard,
+    open_guard,
+    say,
+    write_audit,
+)
+from semel.core.states import State
+from semel.errors import NotResolvable, PolicyError
 
 if TYPE_CHECKING:
     from semel.codec import Codec
+    from semel.core.ops import Record
 
 
 def configure_lookup(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +87,7 @@ def configure_resolve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--result", default="null", metavar="JSON", help="what later calls are answered (default: null)"
     )
+    add_caution(parser)
 
 
 def resolve(args: argparse.Namespace) -> int:
@@ -79,9 +95,10 @@ def resolve(args: argparse.Namespace) -> int:
         result = json.loads(args.result)
     except ValueError as error:
         raise PolicyError(f"--result is not JSON ({error}); a text needs its quotes: --result '\"paid\"'") from error
-    _ask(args, lambda guard: guard.resolve(args.operation, args.key, result, tenant=args.tenant or None))
-    say(f"resolved {args.operation}[{args.key}]: later calls get {json.dumps(result)}")
-    return OK
+    then = f"later calls get {json.dumps(result)}"
+    return _settle(
+        args, "resolve", then, lambda guard: guard.resolve(args.operation, args.key, result, tenant=args.tenant or None)
+    )
 
 
 def configure_release(parser: argparse.ArgumentParser) -> None:
@@ -95,20 +112,69 @@ def configure_release(parser: argparse.ArgumentParser) -> None:
         help="also if it is done, so that it runs again: failure if an error or a response from 400 is stored, any "
         "whatever is stored",
     )
+    add_caution(parser)
 
 
 def release(args: argparse.Namespace) -> int:
     how = {"tenant": args.tenant or None, "force": args.force, "stored": args.stored}
-    _ask(args, lambda guard: guard.release(args.operation, args.key, **how))
-    say(f"released {args.operation}[{args.key}]: the next call runs it")
+    return _settle(
+        args, "release", "the next call runs it", lambda guard: guard.release(args.operation, args.key, **how)
+    )
+
+
+def _settle(args: argparse.Namespace, action: str, then: str, change: Callable[[Any], Any]) -> int:
+    """Resolve or release a record: look at it first, ask, and write an audit line.
+
+    :param then: what follows from it, for the question and for the answer.
+    """
+    what = f"{args.operation}[{args.key}]"
+    record, codec = _ask(
+        args, lambda guard: guard.lookup(args.operation, args.key, tenant=args.tenant or None), reads_only=True
+    )
+    was = (State.ABSENT if record is None else record.state).name.lower()
+    if args.dry_run:
+        _check_settles(what, record, codec, args)
+    elif record is not None and not confirmed(f"{action} {what}, which is {was}? Then {then}.", args):
+        return FAILED
+    else:
+        _ask(args, change)  # it looks at the record again, and raises if it must stay as it is
+        identity = None if record is None else record.id.hex()
+        write_audit(action, operation=args.operation, tenant=args.tenant, id=identity, was=was)
+    if args.json:
+        shown = {"operation": args.operation, "key": args.key, "tenant": args.tenant, "was": was}
+        print(as_json({**shown, "action": action, "dry_run": args.dry_run}))
+    elif args.dry_run:
+        say(f"would {action} {what}, which is {was}: {then}")
+    else:
+        say(f"{action}d {what}: {then}")
     return OK
+
+
+def _check_settles(what: str, record: Record | None, codec: Codec, args: argparse.Namespace) -> None:
+    """Raise NotResolvable if the record would stay as it is."""
+    from semel.engine.outcomes import describe_outcome
+
+    if record is None:
+        raise NotResolvable(f"{what}: there is no such record")
+    stored, force = getattr(args, "stored", None), getattr(args, "force", False)
+    if record.state is State.RUNNING and not force:
+        raise NotResolvable(f"{what} is running, and would stay as it is")
+    if record.state is State.DONE:
+        outcome = describe_outcome(record, codec)
+        failed = "failure" in outcome or outcome.get("response", {}).get("status", 0) >= 400
+        if stored is None or (stored == "failure" and not failed):
+            raise NotResolvable(f"{what} is done, and would stay as it is")
+
+
+def configure_diagram(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def diagram(args: argparse.Namespace) -> int:
     """The life of a record, drawn from the transition table."""
     from semel.core.states import mermaid
 
-    print(mermaid())
+    print(as_json({"mermaid": mermaid()}) if args.json else mermaid())
     return OK
 
 
@@ -125,4 +191,4 @@ RELEASE = Command(
     configure_release,
     release,
 )
-DIAGRAM = Command("diagram", "Print the life of a record as a Mermaid state diagram.", lambda parser: None, diagram)
+DIAGRAM = Command("diagram", "Print the life of a record as a Mermaid state diagram.", configure_diagram, diagram)

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from semel.cli.commands import FAILED, OK, SIGNALS, Command, load_guard, positive, say, stop_on_signals
+from semel.cli.commands import FAILED, OK, SIGNALS, Command, as_json, load_guard, positive, say, stop_on_signals
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pause", default="1s", metavar="T", help="rest of one that failed, growing (default: 1s)")
     parser.add_argument("--tries", type=positive, default=10, metavar="N", help="attempts of one (default: 10)")
     parser.add_argument("--limit", type=positive, default=50, metavar="N", help="records in one look (default: 50)")
+    parser.add_argument("--json", action="store_true", help="JSON objects, one line for each round, and one at the end")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(f"{args.guard} has no resumable function: decorate one with once(…, resumable=True)")
     settings = {"every": args.every, "limit": args.limit, "tries": args.tries, "pause": args.pause}
     guard.add_event_hook(_print_failure)
-    rounds = _Rounds(guard, args.once, args.every)
+    rounds = _Rounds(guard, args.once, args.every, args.json)
     if isinstance(guard, AsyncSemel):
         import asyncio
 
@@ -51,17 +52,18 @@ def run(args: argparse.Namespace) -> int:
 class _Rounds:
     """Counts over all rounds, printed after each round that did something."""
 
-    def __init__(self, guard: Semel | AsyncSemel, once: bool, every: str) -> None:
+    def __init__(self, guard: Semel | AsyncSemel, once: bool, every: str, json: bool) -> None:
         from semel.core.policy import seconds
 
         self._guard = guard
         self._every = seconds(every, "every")
         self.once = once
+        self._json = json
         self.resumed = self.failed = self.given_up = 0
 
     def begin(self) -> None:
         """Print what is about to run. From here on a signal stops it in order."""
-        if not self.once:
+        if not self.once and not self._json:
             print(f"recovering {', '.join(sorted(self._guard.resumable))}; Ctrl-C stops it", flush=True)
 
     def add(self, report: ResumeReport) -> None:
@@ -70,7 +72,11 @@ class _Rounds:
         self.given_up = report.given_up
         if not self.once and (report.resumed or report.failed):
             resting = f", {report.resting} resting" if report.resting else ""
-            print(f"resumed {report.resumed}, {report.failed} failed{resting}", flush=True)
+            if self._json:
+                found = {"resumed": report.resumed, "failed": report.failed, "resting": report.resting}
+                print(as_json(found), flush=True)
+            else:
+                print(f"resumed {report.resumed}, {report.failed} failed{resting}", flush=True)
 
     def fail(self, error: Exception) -> None:
         """The store failed in a round; the next one may succeed."""
@@ -87,7 +93,10 @@ class _Rounds:
 
     def finished(self) -> int:
         left = f", {self.given_up} given up" if self.given_up else ""
-        print(f"in all: resumed {self.resumed}, {self.failed} failed{left}")
+        if self._json:
+            print(as_json({"resumed": self.resumed, "failed": self.failed, "given_up": self.given_up, "ended": True}))
+        else:
+            print(f"in all: resumed {self.resumed}, {self.failed} failed{left}")
         return FAILED if self.once and (self.failed or self.given_up) else OK
 
 

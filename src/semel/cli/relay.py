@@ -216,6 +216,9 @@ def _problems_on_screen() -> Iterator[None]:
 def configure_outbox(parser: argparse.ArgumentParser) -> None:
     add_url(parser)
     parser.add_argument("--limit", type=positive, default=20, metavar="N", help="streams that are listed (default: 20)")
+    parser.add_argument(
+        "--mode", choices=("queue", "log", "wal"), help="first change how messages are stored (log, wal: PostgreSQL)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -227,10 +230,12 @@ def _check_outbox(url: str) -> None:
 
 
 def outbox(args: argparse.Namespace) -> int:
-    from semel.core.messaging.messages import InspectOutbox
+    from semel.core.messaging.messages import InspectOutbox, SwitchMode
 
     _check_outbox(args.url)
     with open_guard(args.url) as guard:
+        if args.mode:
+            guard.store.execute(SwitchMode(args.mode))
         state = guard.store.execute(InspectOutbox(args.limit))
     if args.json:
         say(as_json(asdict(state)))
@@ -255,6 +260,10 @@ def _print_state(state: OutboxState) -> None:
     for held in state.held:
         until = "parked" if held.seconds is None else f"next try in {_span(held.seconds)}"
         say(f"stream {held.stream}: {held.messages:,} wait, {until}: {held.reason}")
+    if state.mode != "queue":
+        print(f"the mode of the outbox is {state.mode}")
+    if state.retained is not None:
+        print(f"the database keeps {state.retained:,} bytes of its log for the outbox")
     relays = "1 relay owns" if state.relays == 1 else f"{state.relays} relays own"
     print(f"{relays} {state.lanes} of 64 lanes" if state.relays else "no relay is running")
 

@@ -41,30 +41,47 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many records are written and measured (2000, fewer if large); databases may need more",
     )
+    add_needs(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def add_needs(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say for how long a request may come again."""
     parser.add_argument("--retry-budget", metavar="T", help="for how long clients retry")
     parser.add_argument("--broker-retention", metavar="T", help="for how long a broker may deliver a message again")
     parser.add_argument("--replay-horizon", metavar="T", help="how far back somebody may replay a log or a queue")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def needs_of(args: argparse.Namespace) -> Needs:
+    """What these options say."""
+    return Needs(*(seconds_of(args, name) for name in ("retry_budget", "broker_retention", "replay_horizon")))
+
+
+def seconds_of(args: argparse.Namespace, name: str) -> float | None:
+    """The time that an option has, as a number of seconds or with a unit; None if it was left out."""
+    from semel.core.policy import seconds
+
+    text, option = getattr(args, name), f"--{name.replace('_', '-')}"
+    if text is None:
+        return None
+    try:
+        number: float | str = float(text)
+    except ValueError:
+        number = text
+    found = seconds(number, option)
+    if found <= 0:
+        raise PolicyError(f"{option}: {text[:40]} is no time; write 30s, 24h or 7d, or leave it out")
+    return found
 
 
 def run(args: argparse.Namespace) -> int:
     from semel.cli.measure import measure
     from semel.cli.samples import Interrupts, Sample
-    from semel.core.policy import seconds
-
-    def given(name: str) -> float | None:
-        text, option = getattr(args, name), f"--{name.replace('_', '-')}"
-        if text is None:
-            return None
-        found = seconds(_number(text), option)
-        if found <= 0:
-            raise PolicyError(f"{option}: {text[:40]} is no time; write 30s, 24h or 7d, or leave it out")
-        return found
 
     qps = _qps(args.qps)
-    needs = Needs(given("retry_budget"), given("broker_retention"), given("replay_horizon"))
+    needs = needs_of(args)
     needed = recommended(needs)
-    window = given("window") or needed or DEFAULT_WINDOW
+    window = seconds_of(args, "window") or needed or DEFAULT_WINDOW
     answer = _answer(args)
     records = _records(args.records, len(answer))
     interrupts = Interrupts()
@@ -206,14 +223,6 @@ def _qps(text: str) -> float:
     if not 0 < number < 1e9:
         raise PolicyError(f"--qps is how many new keys come each second, such as 200 or 0.5, not {text[:40]!r}")
     return number
-
-
-def _number(text: str) -> float | str:
-    """A number of seconds, or a text with a unit."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 SIZE = Command(

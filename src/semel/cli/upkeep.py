@@ -6,7 +6,19 @@ import argparse
 import json
 import sys
 
-from semel.cli.commands import FAILED, INTERRUPTED, OK, Command, add_url, open_guard, positive, say, stop_on_signals
+from semel.cli.commands import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    Command,
+    Progress,
+    add_url,
+    as_json,
+    open_guard,
+    positive,
+    say,
+    stop_on_signals,
+)
 from semel.errors import NotMigrated, SchemaDrift, StoreURLError
 
 
@@ -47,6 +59,7 @@ def configure_migrate(parser: argparse.ArgumentParser) -> None:
         choices=("iam", "cloudformation", "terraform"),
         help="for DynamoDB: print the rights on the table, or the table itself, and change nothing",
     )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def migrate(args: argparse.Namespace) -> int:
@@ -63,17 +76,25 @@ def migrate(args: argparse.Namespace) -> int:
         return OK
     if not has_tables(args.url):
         open_store(args.url).close()  # connects to nothing, but checks the URL
-        print(f"nothing to {'check' if args.check else 'migrate'}: this store has no tables")
+        if args.json:
+            print(as_json({"applied": [], "up_to_date": True}))
+        else:
+            print(f"nothing to {'check' if args.check else 'migrate'}: this store has no tables")
         return OK
     if args.check:
         try:
             check_store(args.url)
         except (NotMigrated, SchemaDrift) as error:
+            if args.json:
+                print(as_json({"applied": [], "up_to_date": False, "problem": str(error)}))
             say(f"semel: {error}", sys.stderr)
             return FAILED
-        print("up to date")
+        print(as_json({"applied": [], "up_to_date": True}) if args.json else "up to date")
         return OK
     applied = migrate_store(args.url)
+    if args.json:
+        print(as_json({"applied": applied, "up_to_date": True}))
+        return OK
     for name in applied:
         print(f"applied {name}")
     if not applied:
@@ -85,23 +106,26 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
     add_url(parser)
     parser.add_argument("--limit", type=positive, default=1000, metavar="N", help="records in one step (default: 1000)")
     parser.add_argument("--all", action="store_true", help="step after step, until nothing is left to remove")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def sweep(args: argparse.Namespace) -> int:
     removed = unknown = 0
+    progress = Progress()
     with open_guard(args.url) as guard, stop_on_signals() as stopping:
         try:
             while not stopping.is_set():
                 swept = guard.sweep(args.limit)
                 removed += swept.removed
                 unknown += swept.unknown
-                if args.all and sys.stderr.isatty():
-                    print(f"\r{removed} removed ", end="", file=sys.stderr, flush=True)
+                progress.show(f"{removed:,} removed …")
                 if not args.all or swept.removed + swept.unknown < args.limit:
                     break
         finally:
-            if args.all and sys.stderr.isatty():
-                print(file=sys.stderr)
+            progress.clear()
+    if args.json:
+        print(as_json({"removed": removed, "unknown": unknown}))
+        return INTERRUPTED if stopping.is_set() else OK
     records = "record" if removed == 1 else "records"
     print(f"removed {removed} expired {records}" + (f"; {unknown} became unknown" if unknown else ""))
     return INTERRUPTED if stopping.is_set() else OK

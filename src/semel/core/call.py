@@ -212,12 +212,16 @@ class Call:
     """Writes to make together with the completion; None once the completion was sent."""
     lineage: Mapping[bytes, bytes] | None = None
     """The header lines that say where the request comes from, not checked: see ``semel.core.lineage``."""
-    clock: Callable[[], float] | None = None
-    """The engine's clock; None without a hook, because nothing is timed then."""
+    clock: Callable[[], float] = float
+    """The engine's clock. Without a hook nothing is timed, and it is always 0."""
     began: float = 0.0
     """When the call was made, by that clock."""
     waited: float = 0.0
     """How many seconds it has waited for another call since."""
+    sent: float = 0.0
+    """When the completion was made, in seconds after the claim."""
+    started: bool = False
+    """Whether the start was told."""
 
     def __str__(self) -> str:
         return f"{self.operation}[{self.key}]" if self.stored_key is not None else f"{self.operation}[…]"
@@ -228,15 +232,41 @@ class Call:
             route = self.route or self.operation
             self.hook(event(self.operation, self.tenant, self.key, *details, route=route, id=self.id))
 
+    # The three events of nearly every call. As ``tell`` does it, with less overhead.
+
     def tell_start(self, token: int) -> None:
-        """Tell that the first attempt begins."""
+        """Tell that the first attempt begins, unless a driver has told it before the flow does."""
+        if not self.started and self.hook is not None:
+            self.started = True
+            elapsed, root, parent = self.clock() - self.began - self.waited, "", ""
+            if self.lineage is not None:
+                lineage = read_lineage(self.lineage)
+                root, parent = lineage.root, lineage.parent
+            route = self.route or self.operation
+            self.hook(events.Started(
+                self.operation, self.tenant, self.key, 1, token, root, parent, elapsed, route=route, id=self.id
+            ))  # fmt: skip
+
+    def tell_completion(self, attempt: int, op: Complete) -> None:
+        """Tell that the result is stored."""
         if self.hook is not None:
-            lineage = read_lineage(self.lineage or {})
-            self.tell(events.Started, 1, token, lineage.root, lineage.parent, self.elapsed())
+            elapsed, size = self.clock() - self.began - self.waited, len(op.snapshot)
+            route, stored = self.route or self.operation, elapsed - self.sent
+            self.hook(events.Completed(
+                self.operation, self.tenant, self.key, attempt, size, elapsed, stored, route=route, id=self.id
+            ))  # fmt: skip
+
+    def tell_replay(self, record: Record) -> None:
+        """Tell that a duplicate is answered with this record."""
+        if self.hook is not None:
+            route, seconds = self.route or self.operation, self.clock() - self.began
+            self.hook(events.Replayed(
+                self.operation, self.tenant, self.key, record.age, record.attempt, seconds, route=route, id=self.id
+            ))  # fmt: skip
 
     def elapsed(self) -> float:
-        """Return the seconds since the claim, without those that it waited for another call; 0 without a hook."""
-        return 0.0 if self.clock is None else self.clock() - self.began - self.waited
+        """Return the seconds since the claim, without those that it waited for another call."""
+        return self.clock() - self.began - self.waited
 
     def alert(self, event: type[Event], *details: Any) -> None:
         """Report what an operator must know, to the guard's log and to the hook."""
@@ -296,8 +326,7 @@ class Call:
 
     def replay(self, record: Record) -> Outcome[Any]:
         """Report a replay. Return the stored result, or raise the stored exception."""
-        if self.hook is not None:
-            self.tell(events.Replayed, record.age, record.attempt, self.elapsed() + self.waited)
+        self.tell_replay(record)
         return self.open_outcome(record.snapshot, record.attempt)
 
     def open_outcome(self, snapshot: bytes | None, attempt: int, replayed: bool = True) -> Outcome[Any]:
@@ -325,6 +354,8 @@ class Call:
         """Return the Op that ends the call with this result, together with the handler's writes if it has had an
         effect. Later writes are refused.
         """
+        if self.hook is not None:
+            self.sent = self.clock() - self.began - self.waited
         writes, self.writes = self.writes, None
         if not writes or not self.serializer.has_effect(result):
             return Complete(self.id, token, snapshot, self.policy.retention_seconds)

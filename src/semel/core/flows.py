@@ -111,7 +111,6 @@ def perform(call: Call) -> Flow:
             loss = error
             snapshot = call.seal_nothing(str(error))
         op = call.make_completion(claimed.token, snapshot, result)
-    sent = 0.0 if call.hook is None else call.elapsed()
     try:
         stored = yield op
     except StoreError as error:
@@ -120,8 +119,7 @@ def perform(call: Call) -> Flow:
     if stored is not True or loss is not None:
         return (yield from not_completed(call, claimed, op, result, stored, loss))
     if call.hook is not None:
-        elapsed = call.elapsed()
-        call.tell(events.Completed, claimed.attempt, len(op.snapshot), elapsed, elapsed - sent)
+        call.tell_completion(claimed.attempt, op)
     return Outcome(result, False, claimed.attempt)
 
 
@@ -135,18 +133,16 @@ def replay(call: Call, record: Record) -> Outcome[Any]:
     if call.fingerprint != record.fingerprint:
         check_same_request(call, record)
     if call.hook is not None:
-        call.tell(events.Replayed, record.age, record.attempt, call.elapsed() + call.waited)
+        call.tell_replay(record)
     return call.open_outcome(record.snapshot, record.attempt)
 
 
 def begins_plainly(call: Call, claimed: Claimed) -> bool:
-    """Whether the flow only runs the handler after this claim: the attempt is the first one, nothing is to be stored or
-    counted before it, and nobody is told. Drivers then run the handler without a flow, and send the completion of what
-    it returns. If anything else happens, the flow begins, and is given the answers that are known.
+    """Whether the flow only runs the handler after this claim: the attempt is the first one, and nothing is stored or
+    counted before it. Drivers then run the handler without a flow, send the completion of what it returns, and tell
+    both. If anything else happens, the flow begins, and is given the answers that are known.
     """
-    return (
-        claimed.attempt == 1 and call.hook is None and call.input is None and call.quota is None and not call.resumption
-    )
+    return claimed.attempt == 1 and call.input is None and call.quota is None and not call.resumption
 
 
 def _claim_again(call: Call, claim: Claim, error: StoreError) -> Generator[Request, Any, Claimed | Existing | None]:

@@ -253,3 +253,62 @@ class Resumable(Op[Page]):
     after: bytes
     limit: int
     id: bytes = b""
+
+
+@value
+class Listing:
+    """One page of records: the answer to ListRecords."""
+
+    records: tuple[Record, ...]
+    """Without their snapshots. The newest come first where the store has an order, and in no order elsewhere."""
+    after: str | None
+    """Where the next page continues; None at the end."""
+    looked_at: int
+    """How many records the store has looked at for this page."""
+
+
+@value
+class ListRecords(Op[Listing]):
+    """List records that are not absent, page by page. Only for stores that declare ``lists``.
+
+    The store looks at no more than ``look`` records for a page, whatever the filters are, so a page may be empty
+    although others follow. All pages together show each record once that was there from the first page to the last.
+    One that was claimed, or has ended, in the meantime may be shown or not.
+    """
+
+    states: tuple[State, ...] = ()
+    """Only records in these states; empty for all."""
+    operation: str | None = None
+    tenant: str | None = None
+    older: float = 0.0
+    """Only records whose first attempt was claimed at least so many seconds ago."""
+    limit: int = 50
+    look: int = 5000
+    after: str | None = None
+    """``Listing.after`` of the page before."""
+    id: bytes = b""
+
+
+@value
+class Size:
+    """The answer to Measure."""
+
+    records: int
+    """How many records there are, including expired ones that nobody has swept."""
+    exact: bool
+    """Whether they were counted. Otherwise it is the estimate of the server's statistics."""
+    bytes: int | None
+    """How much room the records take, as the server's statistics say; None if the store cannot tell."""
+    sweep_lag: float
+    """Seconds since the oldest record that a sweep should remove has expired; 0 if there is none."""
+
+
+@value
+class Measure(Op[Size]):
+    """Say how many records there are, and how long the expired ones wait for a sweep. Only for stores that declare
+    ``lists``.
+
+    The store never counts a whole table for that.
+    """
+
+    id: bytes = b""

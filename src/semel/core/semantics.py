@@ -15,6 +15,7 @@ from semel.core.ops import (
     Claimed,
     Complete,
     Existing,
+    ListRecords,
     Lookup,
     Op,
     Record,
@@ -36,6 +37,7 @@ from semel.core.states import (
     State,
     Takeover,
 )
+from semel.errors import PolicyError
 
 _RETRY: Final = Takeover.RETRY
 _RECOVER: Final = Takeover.RECOVER
@@ -119,6 +121,42 @@ def show(row: Row, now: float, state: State | None = None) -> Record:
     return Record(
         id, state, token, attempt, fingerprint, snapshot, lease_left, now - created, expires_in, tenant, operation, key
     )
+
+
+def is_listed(op: ListRecords, record: Record) -> bool:
+    """Whether a page of records shows this one."""
+    return (
+        record.state is not ABSENT
+        and (not op.states or record.state in op.states)
+        and op.operation in (None, record.operation)
+        and op.tenant in (None, record.tenant)
+        and (not op.older or record.age >= op.older)
+    )
+
+
+def is_filtered(op: ListRecords) -> bool:
+    """Whether the list leaves out records that are not absent."""
+    return bool(op.states or op.older) or op.operation is not None or op.tenant is not None
+
+
+def pack_place(place: object, id: bytes) -> str:
+    """Return where a page has ended, as ``Listing.after``: a place in the store's order, and the id there."""
+    return f"{place}~{id.hex()}"
+
+
+def unpack_place(after: str) -> tuple[str, bytes]:
+    """Return the place and the id. Raises PolicyError if this is not the end of a page."""
+    place, _, id = after.rpartition("~")
+    try:
+        if place:
+            return place, bytes.fromhex(id)
+    except ValueError:
+        pass
+    raise not_a_place(after)
+
+
+def not_a_place(after: str) -> PolicyError:
+    return PolicyError(f"after={after[:80]!r} is not the end of a page of this store: pass on what a page returned")
 
 
 def same_request(stored: bytes, claimed: bytes) -> bool:

@@ -6,6 +6,7 @@ import inspect
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final, TypedDict
 
 from semel.codec import Codec
@@ -15,8 +16,8 @@ from semel.core.encoding.plain import PLAIN
 from semel.core.encoding.serializers import ResultSerializer, Serializer, serializer_for
 from semel.core.encoding.snapshot import Kind, NotSerializable, decode_response
 from semel.core.keys import KeyFormat, check_name, identity, identity_hash, normalize_key
-from semel.core.lineage import lineage_lines
-from semel.core.ops import Record, Resolve
+from semel.core.lineage import lineage_lines, read_label
+from semel.core.ops import Listing, ListRecords, Measure, Record, Resolve
 from semel.core.policy import (
     Duration,
     Guarantee,
@@ -42,6 +43,15 @@ from semel.observe.events import Event, EventHook, EventHooks, LoggingHook, call
 ANY: Final = KeyFormat.named("any")
 REMEMBERED: Final = 256
 """The size of each of a guard's caches: operation names, changed policies and serializers."""
+
+
+class ListFilters(TypedDict, total=False):
+    """Which records to list, as keywords."""
+
+    states: Sequence[State]
+    operation: str | None
+    tenant: str | None
+    older: Duration
 
 
 class PolicyChanges(TypedDict, total=False):
@@ -281,6 +291,21 @@ class Guard:
         except NotSerializable as error:
             raise PolicyError(f"{call}: this result cannot be stored, so nothing is resolved: {error}") from error
 
+    def _list_op(self, filters: ListFilters, limit: int, look: int, after: str | None) -> ListRecords:
+        self._require_lists()
+        return ListRecords(
+            tuple(filters.get("states", ())), filters.get("operation"), filters.get("tenant"),
+            seconds(filters.get("older", 0.0), "older"), at_least_one(limit), at_least_one(look), after,
+        )  # fmt: skip
+
+    def _measure_op(self) -> Measure:
+        self._require_lists()
+        return Measure()
+
+    def _require_lists(self) -> None:
+        if not self.store.lists:
+            raise ConfigurationError(f"{type(self.store).__name__} cannot list its records: use another store")
+
     def _releasable(self, call: Call, record: Record | None, stored: str) -> tuple[str, int] | None:
         """Return what is stored (see ``events.OutcomeReleased``) and its token, or None if the operation is not done.
 
@@ -346,6 +371,11 @@ def _outcome_kind(codec: Codec, record: Record) -> str:
     except SemelError:
         return "unreadable"
     return "failure" if snapshot.kind is Kind.ERROR else "result"
+
+
+def readable(listing: Listing) -> Listing:
+    """Return the page with key, root and parent of each record apart."""
+    return replace(listing, records=tuple(map(read_label, listing.records)))
 
 
 def at_least_one(limit: int) -> int:

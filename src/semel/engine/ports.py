@@ -24,6 +24,7 @@ STORE_MEMBERS: Final = (
     "wakes",
     "counts",
     "resumes",
+    "lists",
     "trails",
     "adopt",
     "accept",
@@ -46,6 +47,8 @@ class Store(Protocol):
     """Whether the store executes ``Count``. A guard with a quota needs that."""
     resumes: bool
     """Whether the store executes ``Resumable``. A resumer needs that."""
+    lists: bool
+    """Whether the store executes ``ListRecords`` and ``Measure``. ``semel list`` and the console need that."""
     trails: bool
     """Whether the store keeps the history of events: it executes the Ops of ``core/trail``. A trail needs that."""
 
@@ -95,6 +98,7 @@ class AsyncStore(Protocol):
     wakes: bool
     counts: bool
     resumes: bool
+    lists: bool
     trails: bool
 
     @property

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from semel.codec import Codec
 from semel.core.call import Call, Outcome
 from semel.core.encoding.serializers import Serializer
 from semel.core.keys import KeyFormat
 from semel.core.lineage import read_label
-from semel.core.ops import Lookup, Record, Resolve, Sweep, Swept
+from semel.core.ops import Listing, Lookup, Record, Resolve, Size, Sweep, Swept
 from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
 from semel.core.transactional import SQLEffect, StatementResult
@@ -28,7 +28,7 @@ from semel.engine.drive.attempts import Attempt
 from semel.engine.drive.driver import CallDriver
 from semel.engine.drive.execution import as_handler
 from semel.engine.drive.keeper import SWEEP_LIMIT
-from semel.engine.guard import Guard, PolicyChanges, at_least_one, check_store
+from semel.engine.guard import Guard, ListFilters, PolicyChanges, at_least_one, check_store, readable
 from semel.engine.operation import Operation, running
 from semel.engine.ports import Store
 from semel.engine.transaction.rules import TRIES, check_tries, connection_parameter, pick_connection, refuse_nesting
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from semel.engine.threaded import LoopGuards, ThreadedGuard
 P = ParamSpec("P")
 T = TypeVar("T")
+LIST_PAGE: Final = 500
+"""How many records ``list`` asks for at a time."""
 
 
 class SyncGuard(Guard):
@@ -425,6 +427,40 @@ class SyncGuard(Guard):
         swept = self.store.execute(Sweep(at_least_one(limit)))
         self._report_sweep(swept.removed, swept.unknown)
         return swept
+
+    def list_page(
+        self, *, limit: int = 50, look: int = 5000, after: str | None = None, **filters: Unpack[ListFilters]
+    ) -> Listing:
+        """Return a page of the store's records, of all operations and tenants unless ``filters`` say otherwise.
+
+        The newest come first in SQL stores and in memory; elsewhere there is no order. Snapshots are left out. All
+        pages together show each record once that was there from the first page to the last.
+
+        :param limit: maximum number of records on the page.
+        :param look: maximum number of records that the store looks at. If few of them match, a page may be empty
+            although others follow.
+        :param after: ``Listing.after`` of the page before. It is None on the last page.
+        :param filters: ``states`` (a list of ``State``), ``operation``, ``tenant`` ("" for records without one), and
+            ``older``: how long ago the first attempt was claimed, at least.
+        """
+        return readable(self.store.execute(self._list_op(filters, limit, look, after)))
+
+    def list(self, **filters: Unpack[ListFilters]) -> Iterator[Record]:
+        """Iterate over the store's records, page by page. The parameters are the filters of ``list_page``."""
+        after: str | None = None
+        while True:
+            page = self.list_page(limit=LIST_PAGE, after=after, **filters)
+            yield from page.records
+            after = page.after
+            if after is None:
+                return
+
+    def measure(self) -> Size:
+        """Return how many records the store has, how much room they take, and how long expired ones wait for a sweep.
+
+        The numbers come from the server's statistics. No table is counted for them.
+        """
+        return self.store.execute(self._measure_op())
 
     def check(self) -> None:
         """Raise unless the store can be used: NotMigrated if it lacks its tables, StoreUnavailable if it is away.

@@ -31,6 +31,7 @@ class ThreadedStore:
         self.wakes = store.wakes
         self.counts = store.counts
         self.resumes = store.resumes
+        self.lists = store.lists
         self.trails = store.trails
         self.adopt = None  # the caller's connection belongs to a thread
         self.accept = store.accept

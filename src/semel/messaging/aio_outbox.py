@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from semel.core.messaging.messages import OUTBOX_MODES, OutboxMode, SwitchMode
 from semel.core.policy import Duration
 from semel.engine.operation.emitting import make_message, tell_emitted
 from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
@@ -88,3 +89,17 @@ class AsyncOutbox:
         await unit.add(message, seconds)
         tell_emitted(message)
         return message.id
+
+    async def switch(self, mode: OutboxMode) -> None:
+        """Change how messages are stored on their way to the relay: in a queue, the default, in a table that is only
+        appended to, or in the database's own log.
+
+        The database remembers the mode, for all who add and send messages. The call waits until the transactions that
+        have added messages have ended, and messages that are added meanwhile wait for it. What is in the log moves to
+        the queue. Streams stay in order.
+
+        :param mode: ``"queue"``, or on PostgreSQL ``"log"`` or ``"wal"``, for many messages.
+        """
+        if mode not in OUTBOX_MODES:
+            raise ConfigurationError(f"the mode of an outbox is {', '.join(map(repr, OUTBOX_MODES))}, not {mode!r}")
+        await self.store.execute(SwitchMode(mode))

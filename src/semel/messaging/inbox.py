@@ -21,8 +21,9 @@ import inspect
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from semel.core.call import Pause, Raised
 from semel.core.keys import check_name, identity, normalize_key
@@ -30,7 +31,7 @@ from semel.core.lineage import Lineage, lineage_lines, read_metadata
 from semel.core.messaging.consuming import (
     Acknowledge,
     AppliedMessage,
-    ApplyMessage,
+    ApplyMessages,
     ConsumerFlow,
     ConsumerPlan,
     ConsumerReport,
@@ -38,9 +39,9 @@ from semel.core.messaging.consuming import (
     Postpone,
     Receive,
     RepeatedMessage,
-    place_in_stream,
+    place_in_streams,
 )
-from semel.core.messaging.messages import MAX_NAME, Message, PurgeInbox, fits_column
+from semel.core.messaging.messages import MAX_NAME, Message, PurgeInbox, ReadOffsets, fits_column
 from semel.core.messaging.relaying import POISON, Poison
 from semel.core.policy import Duration, seconds
 from semel.core.transactional import HandlersFault
@@ -59,11 +60,11 @@ from semel.errors import (
     TransactionConflict,
 )
 from semel.messaging.loop_thread import LoopThread
-from semel.messaging.ports import Capabilities, Source
+from semel.messaging.ports import Capabilities, SeekableSource, Source
 from semel.messaging.reporting import reporter
 from semel.observe import events
 from semel.sql.connections.errors import StatementRejected
-from semel.sql.inbox import apply_message, apply_messages, lock_stream, move_stream
+from semel.sql.inbox import apply_message, apply_messages, lock_streams, move_offsets, move_streams
 from semel.sql.sync import SQLUnit
 from semel.stores.guard import Semel
 
@@ -79,11 +80,13 @@ PURGE_EVERY: Final = 600.0
 _TENANT: Final = "~inbox"
 """In place of a tenant, so that no operation has the identity of a message."""
 _ROW: Final = "the row of the inbox"
+_PLACE: Final = "the place in the stream"
 _PURGED_AT_ONCE: Final = 1000
 """Rows that one statement removes. A longer one would hold its locks for too long."""
 
 
 R = TypeVar("R")
+_Applied: TypeAlias = AppliedMessage | RepeatedMessage
 _log = logging.getLogger("semel.inbox")
 
 
@@ -127,7 +130,7 @@ class Inbox:
         with _transaction(unit, own_transaction):
             if not unit.run(program, _ROW):
                 return False
-            _call(unit, call, _origin(consumer, Message(message_id, "", b"")))
+            _call(unit, call, _origin(consumer, [Message(message_id, "", b"")]))
         return True
 
     def process_many(
@@ -147,15 +150,11 @@ class Inbox:
         for message in messages:
             check_message_id(message.id)
         unit = self._unit(connection, own_transaction)
-        first = {message.id: message for message in reversed(messages)}
-        program = apply_messages(unit.connection.dialect, consumer, list(first))
+        program = apply_messages(unit.connection.dialect, consumer, [message.id for message in messages])
         with _transaction(unit, own_transaction):
-            new = unit.run(program, _ROW)
-            chosen = [message for message in messages if message.id in new and first[message.id] is message]
+            chosen = _first_ones(messages, unit.run(program, _ROW))
             if chosen:
-                # What the call adds to an outbox comes from all of them, so it names no cause.
-                origin = MessageOrigin(identity(_TENANT, consumer, chosen[0].id), "", Lineage())
-                _call(unit, lambda: call(chosen), origin)
+                _call(unit, lambda: call(chosen), _origin(consumer, chosen))
         return len(chosen)
 
     def handler(
@@ -170,8 +169,10 @@ class Inbox:
         pause: Duration = PAUSE,
         longest_pause: Duration = LONGEST_PAUSE,
         batch: int = BATCH,
+        in_batches: bool = False,
+        store_offsets: bool = False,
         on_event: events.EventHooks | None = None,
-    ) -> Callable[[Callable[[Message, Any], Any]], Consumer]:
+    ) -> Callable[[Callable[[Any, Any], Any]], Consumer]:
         """Decorate a function that applies a message, and return a consumer: its ``run(source)`` consumes.
 
         ``def apply(message, connection)`` writes its rows on the connection. The consumer opens a transaction,
@@ -191,7 +192,11 @@ class Inbox:
         :param tries: how often a message may start before it goes to the dead letters.
         :param pause: the longest pause after the first failure. The pauses double, and are random ...
         :param longest_pause: ... up to this.
-        :param batch: how many messages to receive at once. Each is applied in a transaction of its own.
+        :param batch: how many messages to receive at once. Each is applied in a transaction of its own, unless ...
+        :param in_batches: ... the function applies many: ``def apply(messages, connection)`` gets a list of the
+            new ones. If it fails, it is called for each message alone, so that one of them takes no other with it.
+        :param store_offsets: for sources that seek (Kafka): the place in the log commits with the effect, and a
+            consumer goes on there, whatever the broker was told. A message that is retried holds up its partition.
         :param on_event: is called with every event. Without it, problems are logged by the logger ``semel.inbox``.
         """
         check_consumer(consumer)
@@ -205,23 +210,24 @@ class Inbox:
                 raise PolicyError(f"{name} is a whole number from 1, not {number!r}")
         if on_poison not in POISON:
             raise PolicyError(f"on_poison is {', '.join(map(repr, POISON))}, not {on_poison!r}")
-        if guard is not None and ordered:
-            raise ConfigurationError("ordered=True needs connect=: the place in a stream commits with the effect")
+        if guard is not None and (ordered or in_batches or store_offsets):
+            raise ConfigurationError("ordered, in_batches and store_offsets need connect=: what they do commits there")
+        if store_offsets and len(consumer) == MAX_NAME:
+            raise ConfigurationError(f"with store_offsets=True a consumer's name has less than {MAX_NAME} characters")
         first, longest = seconds(pause, "pause"), seconds(longest_pause, "longest_pause")
         if not 0 < first <= longest:
             raise PolicyError("pause is longer than 0 s, and not longer than longest_pause")
         hook = reporter(_log, on_event)
 
-        def plan(known: Capabilities) -> ConsumerPlan:
-            return ConsumerPlan(
-                consumer, batch, tries, first, longest, ordered, on_poison, known.counts_starts, time.monotonic,
-                random.random, hook, bool(events.hooks_of(on_event)),
-            )  # fmt: skip
+        plan = ConsumerPlan(
+            consumer, batch, tries, first, longest, ordered, on_poison, False, time.monotonic, random.random, hook,
+            bool(events.hooks_of(on_event)), in_batches, store_offsets,
+        )  # fmt: skip
 
-        def decorate(function: Callable[[Message, Any], Any]) -> Consumer:
+        def decorate(function: Callable[[Any, Any], Any]) -> Consumer:
             if inspect.iscoroutinefunction(function):
                 raise PolicyError("the handler is async: use AsyncInbox")
-            return Consumer(self, consumer, function, plan, connect, guard, ordered)
+            return Consumer(self, function, plan, connect, guard)
 
         return decorate
 
@@ -246,14 +252,12 @@ class Consumer:
     def __init__(
         self,
         inbox: Inbox,
-        name: str,
-        function: Callable[[Message, Any], Any],
-        plan: Callable[[Capabilities], ConsumerPlan],
+        function: Callable[[Any, Any], Any],
+        plan: ConsumerPlan,
         connect: Callable[[], Any] | None,
         guard: Semel | None,
-        ordered: bool,
     ) -> None:
-        self.name = name
+        self.name = plan.consumer
         self.report = ConsumerReport()
         """What ``run`` has done so far."""
         self._inbox = inbox
@@ -261,12 +265,11 @@ class Consumer:
         self._plan = plan
         self._connect = connect
         self._guard = guard
-        self._ordered = ordered
         self._stopping = False
         self._loop: LoopThread | None = None
         self._purge_at = 0.0
 
-    def __call__(self, message: Message, connection: Any) -> Any:
+    def __call__(self, message: Any, connection: Any) -> Any:
         """Call the function itself."""
         return self._function(message, connection)
 
@@ -293,7 +296,10 @@ class Consumer:
 
     def _consume(self, source: Source, report: ConsumerReport, until_idle: float | None) -> None:
         self._check(source.capabilities)
-        flow = self._plan(source.capabilities).run(lambda: self._stopping, report, until_idle)
+        plan = replace(self._plan, counts_starts=source.capabilities.counts_starts)
+        flow = plan.run(lambda: self._stopping, report, until_idle)
+        if plan.stores_offsets:
+            cast(SeekableSource, source).begin_at(self._reader_of_offsets())
         self._loop = LoopThread("semel-inbox")
         try:
             self._drive(flow, source)
@@ -305,7 +311,9 @@ class Consumer:
 
     def _check(self, known: Capabilities) -> None:
         inbox = self._inbox
-        if self._ordered and not known.ordered:
+        if self._plan.stores_offsets and not known.seeks:
+            raise ConfigurationError(f"{known.name} cannot begin at a stored offset: leave out store_offsets=True")
+        if self._plan.ordered and not known.ordered:
             raise ConfigurationError(
                 f"{known.name} does not deliver the messages of a stream in their order: leave ordered=True out, or "
                 "consume from a source that keeps it"
@@ -319,6 +327,14 @@ class Consumer:
                 "Pass a longer keep= to the inbox, or shorten redrive_within="
             )
 
+    def _reader_of_offsets(self) -> Callable[[Sequence[str]], Mapping[str, int]]:
+
+        def read(places: Sequence[str]) -> Mapping[str, int]:  # in a thread of the source
+            op = ReadOffsets(self.name, tuple(places))
+            return self._inbox.store.execute(op)
+
+        return read
+
     def _drive(self, flow: ConsumerFlow, source: Source) -> None:
         answer: Any = None
         with contextlib.suppress(StopIteration):
@@ -326,8 +342,8 @@ class Consumer:
                 request = flow.send(answer)
                 answer = None
                 try:
-                    if isinstance(request, ApplyMessage):
-                        answer = self._apply(request.message)
+                    if isinstance(request, ApplyMessages):
+                        answer = self._apply(request)
                     elif isinstance(request, Receive):
                         self._purge()
                         answer = self._ask(source.receive(request.limit, request.seconds))
@@ -353,9 +369,9 @@ class Consumer:
             with contextlib.suppress(StoreError):  # the next purge does it
                 self._inbox.purge()
 
-    def _apply(self, message: Message) -> AppliedMessage | RepeatedMessage | MisplacedMessage | Raised:
+    def _apply(self, request: ApplyMessages) -> Sequence[_Applied] | MisplacedMessage | Raised:
         if self._guard is not None:
-            return self._run_guarded(self._guard, message)
+            return self._run_guarded(self._guard, request.messages[0])
         assert self._connect is not None
         try:
             with contextlib.ExitStack() as stack:
@@ -366,7 +382,7 @@ class Consumer:
                 except Exception as error:
                     raise StoreUnavailable(f"no connection could be opened: {error!r}") from error
                 try:
-                    return self._apply_on(connection, message)
+                    return self._apply_on(connection, request.messages, request.offsets)
                 except _NotApplied as ended:  # rolled back, and no error for the caller's context manager
                     return ended.answer
         except _HandlerFailed as failed:
@@ -376,33 +392,38 @@ class Consumer:
         except StoreError as error:
             return Raised(error)
 
-    def _apply_on(self, connection: object, message: Message) -> AppliedMessage:
-        """Apply the message in a transaction of its own. Raises _NotApplied or _HandlerFailed."""
+    def _apply_on(self, connection: object, messages: Sequence[Message], offsets: Mapping[str, int]) -> list[_Applied]:
+        """Apply the messages in a transaction of their own. Raises _NotApplied or _HandlerFailed."""
         unit = self._inbox._unit(connection, own=True)
-        dialect, answer = unit.connection.dialect, AppliedMessage()
-        ordered = self._ordered and bool(message.stream) and message.sequence > 0
+        dialect, name = unit.connection.dialect, self.name
         with _transaction(unit, own=True):
-            if not unit.run(apply_message(dialect, self.name, message.id), _ROW):
-                raise _NotApplied(RepeatedMessage())
-            last = 0
-            if ordered:
-                last = unit.run(lock_stream(dialect, self.name, message.stream), "the place in the stream")
-                place = place_in_stream(last, message)
-                if isinstance(place, MisplacedMessage):
-                    raise _NotApplied(place)
-                answer = place
+            new = unit.run(apply_messages(dialect, name, [message.id for message in messages]), _ROW)
+            chosen = _first_ones(messages, new)
+            if not chosen:
+                raise _NotApplied([RepeatedMessage()] * len(messages))
+            streams = {message.stream for message in chosen if message.stream and message.sequence > 0}
+            before: dict[str, int] = {}
+            if self._plan.ordered and streams:
+                before = unit.run(lock_streams(dialect, name, streams), _PLACE)
+            places = place_in_streams(before, chosen)
+            if isinstance(places, MisplacedMessage):
+                raise _NotApplied(places)
+            what = chosen if self._plan.in_batches else chosen[0]
             try:
-                _call(unit, lambda: self._function(message, connection), _origin(self.name, message))
+                _call(unit, lambda: self._function(what, connection), _origin(name, chosen))
                 unit.finish()
             except Exception as error:
                 if unit.conflicts(error) and not isinstance(error, TransactionConflict):
                     raise TransactionConflict(f"another transaction was in the handler's way: {error}") from error
                 raise _HandlerFailed(error) from error
-            if ordered:
-                unit.run(move_stream(dialect, self.name, message, last), "the place in the stream")
-        return answer
+            if before:
+                unit.run(move_streams(dialect, name, chosen, before), _PLACE)
+            if offsets:
+                unit.run(move_offsets(dialect, name, offsets), "the offset")
+        applied = {message.id: place for message, place in zip(chosen, places, strict=True)}
+        return [applied.pop(message.id, RepeatedMessage()) for message in messages]
 
-    def _run_guarded(self, guard: Semel, message: Message) -> AppliedMessage | RepeatedMessage | Raised:
+    def _run_guarded(self, guard: Semel, message: Message) -> Sequence[_Applied] | Raised:
         """Apply a message whose effects are outside of the database, with the steps of an operation."""
 
         def work(op: Operation) -> None:
@@ -417,13 +438,13 @@ class Consumer:
             return Raised(TransactionConflict(str(error)))
         except Exception as error:
             return Raised(error)
-        return RepeatedMessage() if outcome.replayed else AppliedMessage()
+        return [RepeatedMessage() if outcome.replayed else AppliedMessage()]
 
 
 class _NotApplied(Exception):
     """The handler did not run, and nothing is to be committed."""
 
-    def __init__(self, answer: RepeatedMessage | MisplacedMessage) -> None:
+    def __init__(self, answer: Sequence[RepeatedMessage] | MisplacedMessage) -> None:
         self.answer = answer
 
 
@@ -451,8 +472,20 @@ def _finished(result: Any) -> None:
         raise PolicyError("the handler is async: use AsyncInbox")
 
 
-def _origin(consumer: str, message: Message) -> MessageOrigin:
-    """Where the messages come from that are added while this one is applied. A re-run adds the same messages."""
+def _first_ones(messages: Sequence[Message], ids: Collection[str]) -> list[Message]:
+    """Return the messages that have these ids, each id once, in their order."""
+    found: dict[str, Message] = {}
+    for message in messages:
+        if message.id in ids:
+            found.setdefault(message.id, message)
+    return list(found.values())
+
+
+def _origin(consumer: str, messages: Sequence[Message]) -> MessageOrigin:
+    """Where the messages come from that are added while these are applied. A re-run adds the same messages."""
+    message = messages[0]
+    if len(messages) > 1:  # what comes from many names no cause
+        return MessageOrigin(identity(_TENANT, consumer, message.id), "", Lineage())
     came = read_metadata(message.headers)
     return MessageOrigin(
         identity(_TENANT, consumer, message.id), message.id, Lineage(came.root or message.id, message.id, came.trace)

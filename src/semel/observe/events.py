@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Final, TypeAlias
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from semel.errors import ConfigurationError
 
+T = TypeVar("T")
 DEBUG: Final = 10
 INFO: Final = 20
 WARNING: Final = 30
@@ -43,6 +44,24 @@ class Event:
             cls.level = level
 
 
+def _quick(cls: type[T]) -> type[T]:
+    """Make the constructor of an event of nearly every call faster: it sets the fields by the descriptors of the slots.
+
+    That of a frozen dataclass calls ``object.__setattr__``, which finds each by its name, and takes twice as long.
+    """
+    every = fields(cls)  # type: ignore[arg-type]
+    known: dict[str, Any] = {f"set_{each.name}": getattr(cls, each.name).__set__ for each in every}
+    known |= {f"default_{each.name}": each.default for each in every}
+    texts = {each: each.name + ("" if each.default is MISSING else f"=default_{each.name}") for each in every}
+    head = ["self", *(texts[each] for each in every if not each.kw_only), "*"]
+    head += [texts[each] for each in every if each.kw_only]
+    lines = [f"def __init__({', '.join(head)}):", *(f" set_{each.name}(self, {each.name})" for each in every)]
+    exec("\n".join(lines), known)
+    cls.__init__ = known["__init__"]  # type: ignore[method-assign]
+    return cls
+
+
+@_quick
 @dataclass(frozen=True, slots=True)
 class Started(Event):
     """The claim was won and the handler is about to run."""
@@ -65,6 +84,7 @@ class TakenOver(Event, level=WARNING):
     token: int
 
 
+@_quick
 @dataclass(frozen=True, slots=True)
 class Completed(Event):
     """The handler returned and its result is stored."""
@@ -127,6 +147,7 @@ class Released(Event, level=INFO):
     """From the claim to the release."""
 
 
+@_quick
 @dataclass(frozen=True, slots=True)
 class Replayed(Event, level=INFO):
     """A duplicate was answered with the stored outcome."""
@@ -380,6 +401,15 @@ class RelayLate(Event, level=WARNING):
 
 
 @dataclass(frozen=True, slots=True)
+class SlotLag(Event, level=WARNING):
+    """The database keeps much of its own log for the outbox, because the relay is behind or a transaction is open for
+    long. In the end its disk is full. ``operation``, ``tenant`` and ``key`` are empty."""
+
+    retained: int
+    """How many bytes it keeps."""
+
+
+@dataclass(frozen=True, slots=True)
 class AppliedEvent(Event):
     """A consumer has applied a message. ``operation`` is its type, and ``key`` its id."""
 
@@ -438,6 +468,40 @@ class ConsumerInterrupted(Event, level=ERROR):
     ``tenant`` and ``key`` are empty."""
 
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallRetried(Event, level=INFO):
+    """A client sends its request again. ``operation`` is the method and the URL without its query, and ``route`` the
+    method and the server."""
+
+    attempts: int
+    """How often it was sent."""
+    reason: str
+    pause: float
+    """Seconds until it is sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded(Event):
+    """A client knows the outcome of its call. ``operation`` and ``route`` as in ``CallRetried``."""
+
+    outcome: str
+    """``succeeded`` or ``rejected``."""
+    attempts: int
+    replayed: bool
+    """Whether the server had the answer stored."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallUnknown(Event, level=ERROR):
+    """A client has given up, and its request may have been executed. ``operation`` and ``route`` as in
+    ``CallRetried``."""
+
+    attempts: int
+    reason: str
+    seconds: float
 
 
 EVENTS: Final[tuple[type[Event], ...]] = tuple(

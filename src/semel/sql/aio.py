@@ -59,7 +59,7 @@ async def run_async(program: Program[R], connection: AsyncConnection) -> R:
         while True:
             try:
                 rows = await connection.execute(statement)
-            except StoreUnavailable as error:
+            except (StoreUnavailable, NotMigrated) as error:  # the program may have a transaction to roll back
                 statement = program.throw(error)
             else:
                 statement = program.send(rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core.messaging.messages import (
@@ -22,6 +22,7 @@ from semel.core.messaging.messages import (
     Message,
     PurgeInbox,
     PurgeLetters,
+    ReadOffsets,
     RedriveLetters,
     SeeMessages,
     lane_of,
@@ -35,6 +36,8 @@ from semel.sql.program import Packet, Piece, Program, Query, Rows, load_queries
 R = TypeVar("R")
 Row: TypeAlias = Mapping[str, Any]
 _TRIES: Final = 10
+_OFFSETS: Final = "~"
+"""The prefix of a consumer whose streams are the partitions of a log. No consumer's own name begins so."""
 _CHOSEN: Final = (
     "({origin} IS NULL OR origin = :origin) AND ({type} IS NULL OR type = :type) AND ({destination} IS NULL OR "
     "destination = :destination) AND ({stream} IS NULL OR stream = :stream) AND ({message} IS NULL OR id = :message)"
@@ -139,6 +142,8 @@ def apply_messages(dialect: Dialect, consumer: str, ids: Sequence[str]) -> Progr
     # Rows are locked in this order. It is the same for all, so that two batches cannot deadlock.
     rows = [{"consumer": consumer, "id": id} for id in sorted(set(ids))]
     tables = _TABLES[dialect]
+    if len(rows) == 1:
+        return set(ids) if (yield from apply_message(dialect, consumer, ids[0])) else set()
     if not rows:
         return set()
     if dialect != "mysql":
@@ -156,32 +161,49 @@ def apply_messages(dialect: Dialect, consumer: str, ids: Sequence[str]) -> Progr
     raise Contention("other transactions have applied messages of this batch")
 
 
-def lock_stream(dialect: Dialect, consumer: str, stream: str) -> Program[int]:
-    """Lock a stream for the rest of the transaction. Returns the sequence that the consumer has applied last, or 0.
+def lock_streams(dialect: Dialect, consumer: str, streams: Collection[str]) -> Program[dict[str, int]]:
+    """Lock streams for the rest of the transaction. Returns the sequence that the consumer has applied last, or 0.
 
     A negative number means that the stream is parked: its message of this sequence is in the dead letters.
     """
-    tables = _TABLES[dialect]
-    names = {"consumer": consumer, "stream": stream}
+    tables, rows = _TABLES[dialect], [{"stream": stream} for stream in sorted(streams)]
     if dialect == "mysql":
-        try:
-            yield from tables.ask("add_stream", **names)
-            return 0
-        except DuplicateRow:
-            pass
-    return int((yield from tables.ask("lock_stream", **names))[0][0])
+        yield from tables.ask("add_places", [{"consumer": consumer, **row} for row in rows])
+    found = yield from tables.ask("lock_places", rows, consumer=consumer)
+    return {_text(row[0]): int(row[1]) for row in found}
 
 
-def move_stream(dialect: Dialect, consumer: str, message: Message, last: int) -> Program[None]:
-    """Write down that the message is the last one of its stream that was applied.
+def move_streams(
+    dialect: Dialect, consumer: str, messages: Sequence[Message], before: Mapping[str, int]
+) -> Program[None]:
+    """Write down that the messages are the last ones of their streams that were applied.
 
-    :param last: what ``lock_stream`` returned. While a stream is parked, only its first dead letter changes that.
+    :param before: what ``lock_streams`` returned. While a stream is parked, only its first dead letter changes that.
     """
-    names = {"consumer": consumer, "stream": message.stream, "sequence": message.sequence}
-    if last >= 0:
-        yield from _TABLES[dialect].ask("move_stream", **names)
-    elif message.sequence == -last:
-        yield from _TABLES[dialect].ask("leave_parked", **names)
+    tables, after = _TABLES[dialect], dict[str, int]()
+    for message in messages:
+        stream, sequence = message.stream, message.sequence
+        last = before.get(stream, 0)
+        if last < 0 and sequence == -last:
+            yield from tables.ask("leave_parked", consumer=consumer, stream=stream, sequence=sequence)
+        elif last >= 0 and stream in before and sequence > 0:
+            after[stream] = sequence
+    if after:
+        yield from _move(tables, consumer, after)
+
+
+def move_offsets(dialect: Dialect, consumer: str, offsets: Mapping[str, int]) -> Program[None]:
+    """Write down where the consumer goes on at each place. An offset that is behind the stored one changes nothing: the
+    place belongs to another process by now.
+    """
+    yield from _move(_TABLES[dialect], _OFFSETS + consumer, offsets)
+
+
+def _move(tables: _Tables, consumer: str, places: Mapping[str, int]) -> Program[None]:
+    shared = {"consumer": consumer}
+    own = shared if tables.dialect == "mysql" else {}
+    rows = [{**own, "stream": stream, "sequence": places[stream]} for stream in sorted(places)]
+    yield from tables.ask("move_streams", rows, **({} if own else shared))
 
 
 # Ops
@@ -208,6 +230,12 @@ def _count_start(op: CountStart, tables: _Tables) -> Program[int]:
 def _forget_starts(op: ForgetStarts, tables: _Tables) -> Program[None]:
     if op.ids:
         yield from tables.ask("forget_starts", [{"id": id} for id in sorted(set(op.ids))], consumer=op.consumer)
+
+
+def _read_offsets(op: ReadOffsets, tables: _Tables) -> Program[dict[str, int]]:
+    rows = [{"stream": place} for place in op.places]
+    found = (yield from tables.ask("places", rows, consumer=_OFFSETS + op.consumer)) if rows else ()
+    return {row[0]: int(row[1]) for row in found}
 
 
 def _purge_inbox(op: PurgeInbox, tables: _Tables) -> Program[int]:
@@ -272,6 +300,8 @@ def _redrive(op: RedriveLetters, tables: _Tables) -> Program[int]:
         if streams:
             if tables.dialect != "sqlite":  # it has one writer
                 yield from tables.ask("lock_streams", streams)
+            if tables.dialect == "postgresql":
+                yield from tables.ask("lock_cursor")
             yield from tables.ask("stage", streams)
             if tables.dialect != "postgresql":
                 yield from tables.ask("delete_staged", streams)
@@ -316,6 +346,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, _Tables], Program[Any]]]] = 
     SeeMessages: _see,
     CountStart: _count_start,
     ForgetStarts: _forget_starts,
+    ReadOffsets: _read_offsets,
     PurgeInbox: _purge_inbox,
     BuryMessage: _bury,
     ListLetters: _letters,

@@ -93,7 +93,7 @@ POSTGRES: Final = Schema(
         WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r' AND c.relname LIKE 'semel\\_%'
           AND a.attnum > 0 AND NOT a.attisdropped
         UNION ALL
-        SELECT 'index', i.relname, regexp_replace(pg_get_indexdef(i.oid), ' ON [^ ]+\\.', ' ON ')
+        SELECT 'index', i.relname, regexp_replace(pg_get_indexdef(i.oid), ' ON (ONLY )?[^ ]+\\.', ' ON ')
         FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class c ON c.oid = x.indrelid
         WHERE c.relnamespace = current_schema()::regnamespace AND c.relname LIKE 'semel\\_%' AND x.indisvalid
         UNION ALL

@@ -15,19 +15,26 @@ from typing import Any, Final, Protocol
 from semel.core.messaging.messages import (
     LANES,
     MAX_STARTED_BYTES,
+    DeadLetter,
     DestinationDepth,
+    Failure,
     HeldStream,
     InspectOutbox,
     JoinRelays,
     LeaveRelays,
+    LogOwned,
     Message,
+    OutboxMode,
     OutboxState,
     Outgoing,
     SettleMessages,
     StartMessages,
+    SwitchMode,
+    TakeLog,
     lane_of,
 )
 from semel.core.ops import Op
+from semel.errors import ConfigurationError
 from semel.sql.connections.adopt import Dialect
 from semel.sql.connections.errors import DuplicateRow
 from semel.sql.program import Packet, Piece, Program, Rows, load_queries
@@ -37,7 +44,8 @@ _LONGEST: Final = 366 * 86400.0
 _BYTES: Final = str(MAX_STARTED_BYTES)
 
 
-def _outgoing(row: Sequence[Any]) -> Outgoing:
+def outgoing(row: Sequence[Any]) -> Outgoing:
+    """The message of a row."""
     (
         position, starts, id, type, data, source, destination, stream, sequence, subject, content_type, time, headers,
         redrives,
@@ -67,20 +75,34 @@ def _start(op: StartMessages) -> Program[tuple[Outgoing, ...] | None]:
     rows = yield _P["start"](relay=op.relay, after=op.after, most=op.limit, lease=op.lease)
     if not rows:
         return None
-    return () if rows[0][0] is None else tuple(map(_outgoing, rows))
+    return () if rows[0][0] is None else tuple(map(outgoing, rows))
 
 
 def _settle(op: SettleMessages) -> Program[bool]:
+    return settle_messages(op.relay, op.sent, op.failed, op.dead)
+
+
+def settle_messages(
+    relay: bytes,
+    sent: Sequence[int],
+    failed: Sequence[Failure],
+    dead: Sequence[DeadLetter],
+    position: Callable[[int], int] = int,
+) -> Program[bool]:
+    """Settle messages that a relay has started. Returns False if its lease has ended (PostgreSQL).
+
+    :param position: returns the position in the queue of a message that failed or is given up.
+    """
     rows = yield _P["settle"](
-        relay=op.relay,
-        sent=op.sent,
-        failed=[failure.position for failure in op.failed],
-        failures=[failure.reason for failure in op.failed],
-        afters=[min(failure.after, _LONGEST) for failure in op.failed],
-        counts=[int(failure.counts) for failure in op.failed],
-        dead=[letter.position for letter in op.dead],
-        causes=[letter.reason for letter in op.dead],
-        parks=[int(letter.park) for letter in op.dead],
+        relay=relay,
+        sent=sent,
+        failed=[position(failure.position) for failure in failed],
+        failures=[failure.reason for failure in failed],
+        afters=[min(failure.after, _LONGEST) for failure in failed],
+        counts=[int(failure.counts) for failure in failed],
+        dead=[position(letter.position) for letter in dead],
+        causes=[letter.reason for letter in dead],
+        parks=[int(letter.park) for letter in dead],
     )
     return bool(rows)
 
@@ -90,17 +112,23 @@ def _leave(op: LeaveRelays) -> Program[None]:
 
 
 def _inspect(op: InspectOutbox) -> Program[OutboxState]:
-    return _state((yield _P["depths"]()), (yield _P["held"](most=op.limit)), (yield _P["owners"]()))
+    ((mode, retained),) = yield _P["mode"]()
+    return _state((yield _P["depths"]()), (yield _P["held"](most=op.limit)), (yield _P["owners"]()), mode, retained)
 
 
-def _state(depths: Rows, held: Rows, owners: Rows) -> OutboxState:
+def _state(
+    depths: Rows, held: Rows, owners: Rows, mode: OutboxMode = "queue", retained: int | None = None
+) -> OutboxState:
     return OutboxState(
         tuple(DestinationDepth(name, count, failing, float(age)) for name, count, failing, age in depths),
         tuple(
             HeldStream(stream, count, None if left is None else float(left), reason)
             for stream, count, left, reason in held
         ),
-        *owners[0],
+        relays=owners[0][0],
+        lanes=owners[0][1],
+        mode=mode,
+        retained=retained,
     )
 
 
@@ -182,7 +210,7 @@ def _start_in(op: StartMessages, run: _Transaction) -> Program[tuple[Outgoing, .
         _step("found", relay=op.relay, after=op.after, most=op.limit),
         begins=True,
     )
-    found = tuple(map(_outgoing, rows))
+    found = tuple(map(outgoing, rows))
     if not found and not (yield from run(_step("lock", relay=op.relay))):
         yield from run(ends=True)
         return None
@@ -239,12 +267,25 @@ def _inspect_in(op: InspectOutbox, run: _Transaction) -> Program[OutboxState]:
     return _state(depths, held, (yield from run(_step("owners"))))
 
 
+def _take_in(op: TakeLog, run: _Transaction) -> Program[LogOwned]:
+    yield from ()
+    return LogOwned("queue")
+
+
+def _switch_in(op: SwitchMode, run: _Transaction) -> Program[None]:
+    yield from ()
+    if op.mode != "queue":
+        raise ConfigurationError(f"the mode {op.mode!r} of an outbox needs PostgreSQL; here it is always a queue")
+
+
 _IN_TRANSACTION: Final[dict[type[Op[Any]], Callable[[Any, _Transaction], Program[Any]]]] = {
     JoinRelays: _join_in,
     StartMessages: _start_in,
     SettleMessages: _settle_in,
     LeaveRelays: _leave_in,
     InspectOutbox: _inspect_in,
+    TakeLog: _take_in,
+    SwitchMode: _switch_in,
 }
 
 

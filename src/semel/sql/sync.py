@@ -57,7 +57,7 @@ def run(program: Program[R], connection: Connection) -> R:
         while True:
             try:
                 rows = connection.execute(statement)
-            except StoreUnavailable as error:
+            except (StoreUnavailable, NotMigrated) as error:  # the program may have a transaction to roll back
                 statement = program.throw(error)
             else:
                 statement = program.send(rows)

@@ -14,15 +14,44 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from semel.core.ops import INPUT, Abandoned, Claim, Count, Op, Page, Resumable, SaveStep, Sweep, Swept
-from semel.core.semantics import RULES, Row, show, state_of, sweepable
+from semel.core.ops import (
+    INPUT,
+    Abandoned,
+    Claim,
+    Count,
+    Listing,
+    ListRecords,
+    Measure,
+    Op,
+    Page,
+    Record,
+    Resumable,
+    SaveStep,
+    Size,
+    Sweep,
+    Swept,
+)
+from semel.core.semantics import (
+    RULES,
+    Row,
+    is_listed,
+    not_a_place,
+    pack_place,
+    show,
+    state_of,
+    sweepable,
+    unpack_place,
+)
 from semel.core.states import State, Takeover
-from semel.core.trail.book import TRAIL_OPS, TrailBook
+from semel.core.trail.book import TrailBook
+from semel.core.trail.moments import TRAIL_OPS
 from semel.errors import StoreError, StoreUnavailable
 
 R = TypeVar("R")
 MAX_RECORDS: Final = 1_000_000
-_ON_MANY_RECORDS: Final = frozenset({Sweep, Count, Resumable, *TRAIL_OPS})
+_ON_MANY_RECORDS: Final = frozenset({Sweep, Count, Resumable, ListRecords, Measure, *TRAIL_OPS})
+_MEASURED: Final = 5000
+"""How many records Measure looks at, the oldest ones, for those that a sweep should remove."""
 
 
 class _Records:
@@ -33,6 +62,7 @@ class _Records:
         self.max_records = max_records
         self.full_until = float("-inf")
         self.rows: dict[bytes, Row] = {}
+        """In the order of their first claims."""
         self.inputs: set[bytes] = set()
         """Records that have saved their input. Some of them may be done by now."""
         self.waiters: dict[bytes, list[Callable[[], object]]] = {}
@@ -53,6 +83,8 @@ class _Records:
                 del self.rows[id]
                 self.inputs.discard(id)
             else:
+                if row is not None and type(op) is Claim and changed.created != row.created:
+                    del self.rows[id]  # a new record in the place of an expired one: it comes last
                 self.rows[id] = changed
                 if type(op) is SaveStep and op.name == INPUT:
                     self.inputs.add(id)
@@ -67,6 +99,10 @@ class _Records:
             return self.sweep(op.limit, now)
         if type(op) is Count:
             return self.count(op, now)
+        if type(op) is ListRecords:
+            return self.list_page(op, now)
+        if type(op) is Measure:
+            return self.measure(now)
         if type(op) is Resumable:
             return self.resumable(op, now)
         return self.trail.execute(op)
@@ -111,6 +147,34 @@ class _Records:
                 found.append(Abandoned(show(row, now), dict(row.steps)[INPUT]))
         return Page(tuple(found), candidates[-1] if len(candidates) == op.limit else None)
 
+    def list_page(self, op: ListRecords, now: float) -> Listing:
+        candidates: list[Row] = []
+        last = None if op.after is None else _place(op.after)
+        for row in reversed(self.rows.values()):
+            if last is not None and row.created >= last[0] and (row.created, row.id) >= last:
+                continue
+            # Records of one moment stay together, because only their ids say which of them have been shown.
+            if len(candidates) > op.look and row.created != candidates[-1].created:
+                break
+            candidates.append(row)
+        candidates.sort(key=lambda row: (row.created, row.id), reverse=True)
+        found: list[Record] = []
+        looked_at = 0
+        for row in candidates[: op.look]:
+            looked_at += 1
+            record = show(row._replace(snapshot=None), now)
+            if is_listed(op, record):
+                found.append(record)
+                if len(found) == op.limit:
+                    break
+        more = looked_at < len(candidates)
+        return Listing(tuple(found), pack_place(row.created, row.id) if more else None, looked_at)
+
+    def measure(self, now: float) -> Size:
+        oldest = islice(self.rows.values(), _MEASURED)
+        overdue = [now - max(row.lease_end, row.expires) for row in oldest if sweepable(row, now) is not None]
+        return Size(len(self.rows), True, None, max(overdue, default=0.0))
+
     def watch(self, id: bytes, wake: Callable[[], object]) -> bool:
         """Call ``wake`` when the record is no longer running. Returns False if it is not running now."""
         if state_of(self.rows.get(id), self.clock()) is not State.RUNNING:
@@ -132,6 +196,7 @@ class MemoryStore:
     wakes = True
     counts = True
     resumes = True
+    lists = True
     trails = True
     adopt = None
     accept = None
@@ -175,6 +240,7 @@ class AsyncMemoryStore:
     wakes = True
     counts = True
     resumes = True
+    lists = True
     trails = True
     adopt = None
     accept = None
@@ -207,6 +273,14 @@ class AsyncMemoryStore:
 
     async def close(self) -> None:
         """Do nothing."""
+
+
+def _place(after: str) -> tuple[float, bytes]:
+    created, id = unpack_place(after)
+    try:
+        return float(created), id
+    except ValueError:
+        raise not_a_place(after) from None
 
 
 def _result_of(execute: Callable[[Op[Any]], Any], op: Op[Any]) -> Any:

@@ -113,9 +113,11 @@ def open_read_only(path: str | os.PathLike[str]) -> Iterator[SQLiteConnection]:
 
 
 class ReadOnlySQLiteStore:
-    """Answers ``Lookup`` from a file, without write access to it."""
+    """Answers ``Lookup``, ``ListRecords`` and ``Measure`` from a file, without write access to it."""
 
-    wakes = counts = resumes = trails = False
+    wakes = counts = resumes = False
+    lists = True
+    trails = True
     adopt = accept = None
 
     def __init__(self, connection: SQLiteConnection) -> None:
@@ -256,7 +258,8 @@ class SQLiteStore:
     wakes = False
     counts = True
     resumes = True
-    trails = False
+    lists = True
+    trails = True
     accept = None
 
     def __init__(
@@ -327,7 +330,8 @@ class AsyncSQLiteStore:
     wakes = False
     counts = True
     resumes = True
-    trails = False
+    lists = True
+    trails = True
     accept = None
 
     def __init__(

@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from semel.core.ops import Op
 from semel.engine.ports import AsyncStore, Store, check_trails
-from semel.errors import MissingDependency, StoreURLError
+from semel.errors import ConfigurationError, MissingDependency, StoreURLError
+from semel.stores.risks import Risk
 from semel.stores.settings import plain_url
 
 AS_PRIMARY: Final = "as the primary"
@@ -40,6 +41,8 @@ class StoreKind:
     """The function that creates its tables from a URL; None if it has none."""
     check: str | None = None
     """The function that compares its tables with those that ``migrate`` creates."""
+    risks: str | None = None
+    """The function that returns how the settings of its server can lose records; None if they cannot."""
     extra: str
     """What to install: ``semel[…]``; or ``none``."""
     shared_by: str
@@ -107,13 +110,14 @@ KINDS: Final = (
         name="PostgreSQL", example="postgresql://…", schemes=("postgresql", "postgres"), extra="postgres, asyncpg",
         sync="semel.stores.postgres:PostgresStore", aio="semel.stores.postgres:AsyncPostgresStore",
         migrate="semel.stores.postgres:migrate", check="semel.stores.postgres:check",
+        risks="semel.stores.postgres:risks",
         shared_by="all machines", survives="as the server", clock="the server's",
         wakes=True, expiry="by sweeps", atomic_by="statement",
     ),
     StoreKind(
         name="MySQL", example="mysql://…", schemes=("mysql", "mariadb"), extra="mysql, asyncmy",
         sync="semel.stores.mysql:MySQLStore", aio="semel.stores.mysql:AsyncMySQLStore",
-        migrate="semel.stores.mysql:migrate", check="semel.stores.mysql:check",
+        migrate="semel.stores.mysql:migrate", check="semel.stores.mysql:check", risks="semel.stores.mysql:risks",
         shared_by="all machines", survives="as the server", clock="the server's",
         wakes=False, expiry="by sweeps", atomic_by="transaction",
     ),
@@ -121,7 +125,8 @@ KINDS: Final = (
         name="Redis", example="redis://…",
         schemes=("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster",
                  "unix"),
-        extra="redis", sync="semel.stores.redis:RedisStore", aio="semel.stores.redis:AsyncRedisStore",
+        extra="redis", risks="semel.stores.redis:risks",
+        sync="semel.stores.redis:RedisStore", aio="semel.stores.redis:AsyncRedisStore",
         shared_by="all machines", survives="as it is set up", clock="the server's",
         wakes=True, expiry="by themselves", atomic_by="script",
     ),
@@ -194,6 +199,16 @@ def check_store(url: str) -> None:
     kind, url = _kind_with_tables(url)
     if kind.check is not None:
         _call(kind.check, *_arguments(kind, url))
+
+
+def store_risks(url: str) -> list[Risk]:
+    """Return the ways in which the settings of the store's server can lose records.
+
+    Those of the Redis in front of a tiered store do not count: what it loses, the primary has.
+    """
+    kind, url = _kind_with_tables(url)
+    found: list[Risk] = [] if kind.risks is None else _call(kind.risks, *_arguments(kind, url))
+    return found
 
 
 def has_tables(url: str) -> bool:
@@ -280,11 +295,17 @@ def _call(function: str, *arguments: str) -> Any:
             raise missing from None
 
 
+def _refuse_connection(connection: object) -> NoReturn:
+    raise ConfigurationError(
+        "only the async driver of this database is installed, so no sync connection can take part in a transaction: "
+        "install psycopg (semel[postgres]) or PyMySQL (semel[mysql])"
+    )
+
+
 class BridgedStore:
     """A sync store that runs an async one in an event loop of its own. Not for several threads."""
 
     wakes = False
-    adopt = None
 
     def __init__(self, open_store: Callable[[], AsyncStore]) -> None:
         """:param open_store: opens the async store; called inside the event loop."""
@@ -301,8 +322,10 @@ class BridgedStore:
         self._closed = False
         self.counts = self._store.counts
         self.resumes = self._store.resumes
+        self.lists = self._store.lists
         self.trails = self._store.trails
         self.accept = self._store.accept
+        self.adopt = None if self._store.adopt is None else _refuse_connection
 
     def execute(self, op: Op[R]) -> R:
         return self._runner.run(self._store.execute(op))

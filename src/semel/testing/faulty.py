@@ -66,6 +66,7 @@ class _Wrapper:
         self.wakes: bool = inner.wakes
         self.counts: bool = inner.counts
         self.resumes: bool = inner.resumes
+        self.lists: bool = inner.lists
         self.trails: bool = inner.trails
         self.adopt = inner.adopt
         self.accept = inner.accept

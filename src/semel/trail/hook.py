@@ -13,6 +13,9 @@ fit into the queue are dropped and counted. A process that is killed loses what 
 from __future__ import annotations
 
 import atexit
+
+# A driver may import it when it connects first. When the interpreter ends, it is too late for that.
+import concurrent.futures.thread  # noqa: F401
 import inspect
 import logging
 import os
@@ -154,10 +157,10 @@ class Trail:
 
     def _run(self) -> None:
         while not self._closed:
+            self._write_all()
             pause = min(self._interval * 2**self._tries, max(SLOWEST_PAUSE, self._interval))
             self._wake.wait(pause)
             self._wake.clear()
-            self._write_all()
         self._counts_due = 0.0
         self._write_all()
         if self._url is not None and self._store is not None:

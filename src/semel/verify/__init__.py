@@ -1,1 +1,1 @@
-"""Checks of services from outside: the audit of an OpenAPI document."""
+"""Checks of services: the audit of an OpenAPI document, and the doctor of a live configuration."""

@@ -15,9 +15,8 @@ from semel.core.values import value
 from semel.http.contract.rules import SAFE_METHODS
 from semel.http.describe.openapi import DocumentedOperation, check_version, operations
 from semel.http.describe.plain_rules import EXTENSION
+from semel.verify.findings import ERROR, WARNING, Finding
 
-ERROR: Final = "error"
-WARNING: Final = "warning"
 RULES: Final = {
     "key-missing": (ERROR, "An action takes an Idempotency-Key"),
     "key-optional": (WARNING, "An action requires its Idempotency-Key"),
@@ -69,20 +68,6 @@ _DEEPEST: Final = 8
 
 
 @value
-class Finding:
-    """One thing to mend in the document."""
-
-    rule: str
-    method: str
-    path: str
-    message: str
-
-    @property
-    def severity(self) -> str:
-        return RULES[self.rule][0]
-
-
-@value
 class ClassedWrite:
     """One write of the document, and how it is protected."""
 
@@ -99,10 +84,6 @@ class Audit:
     title: str
     writes: tuple[ClassedWrite, ...]
     findings: tuple[Finding, ...]
-
-    @property
-    def failed(self) -> bool:
-        return any(finding.severity == ERROR for finding in self.findings)
 
 
 def audit(document: Mapping[str, Any], *, header: str | None = None) -> Audit:
@@ -123,7 +104,7 @@ def audit(document: Mapping[str, Any], *, header: str | None = None) -> Audit:
         kind = _kind(operation, bool(keys), "if-match" in names)
         writes.append(ClassedWrite(operation.method, operation.path, kind))
         findings += [
-            Finding(rule, operation.method, operation.path, message)
+            _finding(rule, message, operation.method, operation.path)
             for rule, message in _check(document, operation, kind, keys, header or "Idempotency-Key")
         ]
     info = document.get("info")
@@ -144,7 +125,11 @@ def _elsewhere(document: Mapping[str, Any]) -> Iterator[Finding]:
         text = (
             f"{len(parts)} parts are in other files, such as {where}, and were not looked at: bundle the document first"
         )
-        yield Finding("elsewhere", method.upper(), path, text)
+        yield _finding("elsewhere", text, method.upper(), path)
+
+
+def _finding(rule: str, message: str, method: str, path: str) -> Finding:
+    return Finding(rule, RULES[rule][0], message, method, path)
 
 
 def _is_elsewhere(part: Any) -> bool:

@@ -6,8 +6,11 @@
                             │ the handler raised: postpone it, with a pause that grows
                             └ it has used up its tries: to the dead letters, then acknowledge
 
-The flow is a generator that knows no store, broker or thread. It yields ``Receive``, ``ApplyMessage``, ``Acknowledge``,
-``Postpone``, ``Pause`` and Ops. The answer is what was asked for, or Raised.
+The flow is a generator that knows no store, broker or thread. It yields ``Receive``, ``ApplyMessages``,
+``Acknowledge``, ``Postpone``, ``Pause`` and Ops. The answer is what was asked for, or Raised.
+
+A handler of batches gets the messages of a batch together, in one transaction. If that fails, or if messages were
+delivered before, they are applied one by one, so that a poison message takes no other with it.
 
 A message is acknowledged after its effect is committed, so a crash in between leads to a repeat, and the inbox knows
 that one. A message that kills its consumer raises nothing. It is found because starts are counted when they begin. To
@@ -18,9 +21,10 @@ messages that were delivered before. The broker knows which these are, or else o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any, Final, Protocol, TypeAlias
 
 from semel.core.call import Pause, Raised, describe_error
@@ -60,6 +64,12 @@ class Delivered(Protocol):
     @property
     def starts(self) -> int: ...
 
+    @property
+    def place(self) -> str: ...
+
+    @property
+    def offset(self) -> int: ...
+
 
 @value
 class Receive:
@@ -85,11 +95,13 @@ class Postpone:
 
 
 @value
-class ApplyMessage:
-    """Run the handler in a transaction with the inbox's row, and commit. The answer says what became of it: Raised, or
-    one of the classes below."""
+class ApplyMessages:
+    """Run the handler in a transaction with the inbox's rows, and commit. The answer is AppliedMessage or
+    RepeatedMessage for each message, or if nothing was applied, MisplacedMessage or Raised."""
 
-    message: Message
+    messages: tuple[Message, ...]
+    offsets: Mapping[str, int]
+    """Where to go on at each place of a log, to be committed with the effect; empty if that is left to the broker."""
 
 
 @value
@@ -112,7 +124,7 @@ class MisplacedMessage:
     reason: str
 
 
-Request: TypeAlias = "Op[Any] | Receive | Acknowledge | Postpone | ApplyMessage | Pause"
+Request: TypeAlias = "Op[Any] | Receive | Acknowledge | Postpone | ApplyMessages | Pause"
 ConsumerFlow: TypeAlias = Generator[Request, Any, None]
 
 
@@ -148,6 +160,11 @@ class ConsumerPlan:
     hook: events.EventHook
     watched: bool = False
     """Whether somebody wants to know of each message. Only problems are told otherwise."""
+    in_batches: bool = False
+    """Whether the handler takes many messages at once."""
+    stores_offsets: bool = False
+    """Whether offsets commit with the effects. Then a message that fails holds up its place: an offset stands for all
+    that are before it."""
 
     def run(
         self, stopping: Callable[[], bool], report: ConsumerReport, until_idle: float | None = None
@@ -171,6 +188,25 @@ def place_in_stream(last: int, message: Message) -> AppliedMessage | MisplacedMe
         # It was never applied: the inbox would know it. To drop it would lose it.
         return MisplacedMessage(f"it came too late: the message {last} of its stream was applied before it")
     return AppliedMessage(sequence - last - 1 if last > 0 else 0)
+
+
+def place_in_streams(last: Mapping[str, int], messages: Sequence[Message]) -> list[AppliedMessage] | MisplacedMessage:
+    """Return whether the messages may be applied now, in their order.
+
+    :param last: as in ``place_in_stream``, for each stream. Messages of other streams have no order.
+    """
+    places, answers = dict(last), []
+    for message in messages:
+        before = places.get(message.stream) if message.sequence > 0 else None
+        answer = AppliedMessage() if before is None else place_in_stream(before, message)
+        if isinstance(answer, MisplacedMessage):
+            return answer
+        if before is not None and before < 0 and len(messages) > 1:  # then each of them may change where it is parked
+            return MisplacedMessage("its stream is parked")
+        answers.append(answer)
+        if before is not None:
+            places[message.stream] = message.sequence
+    return answers
 
 
 def identify(message: Message) -> tuple[Message, str]:
@@ -270,10 +306,21 @@ class _Consumption:
         self._acknowledge_at = plan.clock() + ACKNOWLEDGE_EVERY
         repeated = yield from self._delivered_before(left)
         waits: dict[str, float] = {}
-        """For each stream of which a message failed: in how many seconds it is tried again."""
+        """For each stream or place of which a message failed: in how many seconds it is tried again."""
+        singly = 0
+        """How many of the next messages are not tried together again."""
         while left and not self._stopping():  # if it stops, the others are not acknowledged, so they come again
+            if plan.in_batches and not singly:
+                batch = tuple(takewhile(lambda each: self._is_fresh(each, repeated, waits), left))
+                if len(batch) > 1 and (yield from self._apply(batch)) is None:
+                    self._done += [left.popleft() for _ in batch]
+                    if plan.clock() >= self._acknowledge_at:
+                        yield from self._acknowledge()
+                    continue
+                singly = len(batch)
+            singly = max(0, singly - 1)
             delivery = left[0]
-            stream = delivery.message.stream if plan.ordered else ""
+            stream = self._line(delivery)
             seconds = waits.get(stream) if stream else None
             if seconds is None:
                 seconds = yield from self._handle_one(delivery, repeated)
@@ -325,22 +372,12 @@ class _Consumption:
                 reason = f"its consumer has died, or was stopped, each time that it was applied ({starts - 1} starts)"
                 yield from self._bury(message, reason, starts - 1, park=True)
                 return None
-        began = plan.clock()
-        answer = yield ApplyMessage(message)
-        if isinstance(answer, AppliedMessage):
-            report.applied += 1
-            self._tell(events.AppliedEvent, message, began)
-            if answer.missing:
-                plan.hook(events.StreamGap(message.type, "", message.id, message.stream, answer.missing))
-            return None
-        if isinstance(answer, RepeatedMessage):
-            report.repeated += 1
-            self._tell(events.Skipped, message, began)
+        answer = yield from self._apply((delivery,))
+        if answer is None:
             return None
         if isinstance(answer, MisplacedMessage):
             yield from self._bury(message, answer.reason, starts or 1)
             return None
-        assert isinstance(answer, Raised)
         if isinstance(answer.error, StoreError):  # it is not the fault of the message, so it does not count
             if starts:
                 yield ForgetStarts(plan.consumer, (message.id,))
@@ -356,6 +393,36 @@ class _Consumption:
         report.failed += 1
         plan.hook(events.ApplyFailed(message.type, "", message.id, message.stream, reason, starts))
         return plan.jitter() * min(plan.longest_pause, plan.pause * 2.0 ** min(starts - 1, 30))
+
+    def _line(self, delivery: Delivered) -> str:
+        """The stream or the place in which messages wait for each other."""
+        plan = self._plan
+        return delivery.place if plan.stores_offsets else delivery.message.stream if plan.ordered else ""
+
+    def _is_fresh(self, delivery: Delivered, repeated: Collection[str], waits: Collection[str]) -> bool:
+        """Whether the message may be applied together with others."""
+        message, line = delivery.message, self._line(delivery)
+        return not (line and line in waits) and message.id not in repeated and not identify(message)[1]
+
+    def _apply(self, deliveries: tuple[Delivered, ...]) -> Generator[Request, Any, MisplacedMessage | Raised | None]:
+        """Apply messages together. Returns None if they are applied, or why none of them is."""
+        plan, report = self._plan, self._report
+        began = plan.clock()
+        messages = tuple(each.message for each in deliveries)
+        offsets = {each.place: each.offset + 1 for each in deliveries} if plan.stores_offsets else {}
+        answers = yield ApplyMessages(messages, offsets)
+        if isinstance(answers, (MisplacedMessage, Raised)):
+            return answers
+        for message, answer in zip(messages, answers, strict=True):
+            if isinstance(answer, AppliedMessage):
+                report.applied += 1
+                self._tell(events.AppliedEvent, message, began)
+                if answer.missing:
+                    plan.hook(events.StreamGap(message.type, "", message.id, message.stream, answer.missing))
+            else:
+                report.repeated += 1
+                self._tell(events.Skipped, message, began)
+        return None
 
     def _tell(self, event: type[events.AppliedEvent | events.Skipped], message: Message, began: float) -> None:
         plan = self._plan

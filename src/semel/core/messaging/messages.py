@@ -9,6 +9,9 @@ name. A relay owns lanes, and only the owner of a lane sends its messages, so se
 stream without locking a message. A relay lives as long as its lease. When it dies, the others share its lanes, and
 count a start for each message that it was sending: a message that kills its relay is found that way.
 
+On PostgreSQL the outbox can be a log instead, which is only appended to. One relay at a time reads it, with a cursor.
+What it cannot send moves to the queue, and is treated there.
+
 The rules of this module are pure. The statements are in ``semel.sql``; what drives them is in ``semel.messaging``.
 """
 
@@ -19,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from semel.core.ops import Op
 from semel.core.values import value
@@ -33,6 +36,8 @@ MAX_NAME: Final = 255
 """The longest id, type, source, subject, destination and stream, in characters. The columns have this size."""
 MAX_HEADERS: Final = 32 * 1024
 """The most that all headers of a message take together, in characters."""
+_MOST_HEADER_BYTES: Final = 4 * MAX_HEADERS + 16 * 1024
+"""No message that was checked has more bytes of headers and attributes."""
 
 MAX_STARTED_BYTES: Final = 8 * 1024 * 1024
 """A relay takes no further message when those that it has taken have so many bytes of data."""
@@ -133,6 +138,14 @@ def size_of(headers: Mapping[str, str], data: bytes) -> int:
     return len(data) + sum(len(name.encode()) + len(text.encode()) for name, text in headers.items())
 
 
+def oversize(message: Message, most: int) -> int:
+    """Return the size of a message with more than ``most`` bytes, else 0. It is for messages that were checked."""
+    if len(message.data) + _MOST_HEADER_BYTES <= most:  # almost always; to encode the headers takes longer
+        return 0
+    size = size_of(attributes(message), message.data)
+    return size if size > most else 0
+
+
 def read_message(headers: Mapping[str, str], data: bytes, destination: str = "") -> Message:
     """Return the message that arrived with these headers.
 
@@ -180,6 +193,8 @@ class Outgoing:
     message: Message
     starts: int
     """How many attempts to send it have begun and failed, or ended with the death of their relay."""
+    queued: bool = False
+    """It is in a log, and earlier messages of its stream wait in the queue: it must follow them there."""
 
 
 @value
@@ -263,6 +278,84 @@ class LeaveRelays(Op[None]):
     id: bytes = b""
 
 
+# The log: how PostgreSQL can store the outbox for large volumes, instead of in a queue
+
+OutboxMode: TypeAlias = Literal["queue", "log", "wal"]
+"""How messages are stored: as rows that are deleted when they are sent, in a table that is only appended to, or in the
+database's own log (the write-ahead log, read by logical decoding)."""
+OUTBOX_MODES: Final[tuple[OutboxMode, ...]] = ("queue", "log", "wal")
+
+
+@value
+class LogOwned:
+    """What a relay reads besides the queue."""
+
+    mode: OutboxMode
+    """``queue``: nothing else."""
+    retained: int = 0
+    """How many bytes of its own log the database keeps for the outbox, in the mode ``wal``."""
+
+
+@value
+class TakeLog(Op[LogOwned]):
+    """Take the cursor of the log, if its owner is gone. The answer has the mode of the outbox if this relay owns the
+    cursor now, otherwise ``queue``.
+
+    It also removes messages that were read long ago. A relay must have no message under way.
+    """
+
+    relay: bytes
+    id: bytes = b""
+
+
+@value
+class ReadLog(Op["tuple[Outgoing, ...] | None"]):
+    """Take the next messages of the log, write down that they are being sent, and renew the lease.
+
+    The answer is as that of ``StartMessages``: in the order of their positions, which is that of the commits within a
+    stream. It is None if the lease has ended or another relay owns the cursor. A repeat returns the same messages, or
+    more. Messages that a relay was sending when it died have one start.
+    """
+
+    relay: bytes
+    limit: int
+    lease: float
+    mode: OutboxMode
+    id: bytes = b""
+
+
+@value
+class PassLog(Op[bool]):
+    """Go on behind the messages that ``ReadLog`` has returned last. The answer is False if the relay no longer owns the
+    cursor; then nothing has changed.
+
+    What was not sent moves to the queue, and its stream goes on there: as long as a stream has messages in the queue,
+    all that follow have to move. A repeat changes nothing.
+    """
+
+    relay: bytes
+    mode: OutboxMode
+    moved: tuple[Outgoing, ...] = ()
+    """All that were not sent, in the order of their positions."""
+    failed: tuple[Failure, ...] = ()
+    """Those of them that have failed, by their positions in the log ..."""
+    dead: tuple[DeadLetter, ...] = ()
+    """... and those that are given up."""
+    stays: bool = False
+    """Nothing was sent, and nothing moves: ``ReadLog`` returns the same messages again."""
+    id: bytes = b""
+
+
+@value
+class SwitchMode(Op[None]):
+    """Change how messages are stored. What is in the log moves to the queue. Raises ConfigurationError if the database
+    cannot do it.
+    """
+
+    mode: OutboxMode
+    id: bytes = b""
+
+
 @value
 class DestinationDepth:
     """The messages in the outbox that go to one destination."""
@@ -297,6 +390,9 @@ class OutboxState:
     lanes: int
     """How many lanes they own. What is in the others is not sent until a relay joins, or the lease of a dead one ends.
     """
+    mode: OutboxMode = "queue"
+    retained: int | None = None
+    """How many bytes of its own log the database keeps for the outbox; None without a replication slot."""
 
 
 @value
@@ -380,6 +476,15 @@ class ForgetStarts(Op[None]):
 
     consumer: str
     ids: tuple[str, ...]
+    id: bytes = b""
+
+
+@value
+class ReadOffsets(Op["dict[str, int]"]):
+    """Read where a consumer goes on at these places: the offsets that were committed with its effects."""
+
+    consumer: str
+    places: tuple[str, ...]
     id: bytes = b""
 
 

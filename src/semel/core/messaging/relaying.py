@@ -11,6 +11,9 @@ The flow is a generator that knows no store, broker or thread. It yields the Ops
 
 What keeps the order of a stream: only the owner of a lane sends its messages; a message that was not sent ends its
 stream for this batch; a batch that reads on from the last one takes a stream up only where it left it.
+
+If the outbox is a log, the relay that owns its cursor sends a batch of the queue and batches of the log in turn. What
+it cannot send moves from the log to the queue, with all that follow in its stream, until the queue has none of them.
 """
 
 from __future__ import annotations
@@ -21,23 +24,26 @@ from typing import Any, Final, Literal, TypeAlias
 
 from semel.core.call import Pause, Raised, describe_error
 from semel.core.messaging.messages import (
-    MAX_HEADERS,
     BrokerDown,
     DeadLetter,
     DestinationDown,
     Failure,
     JoinRelays,
     LeaveRelays,
+    LogOwned,
     Message,
+    OutboxMode,
     Outgoing,
+    PassLog,
+    ReadLog,
     Refused,
     Result,
     Sent,
     SettleMessages,
     StartMessages,
+    TakeLog,
     TryAgain,
-    attributes,
-    size_of,
+    oversize,
 )
 from semel.core.ops import Op
 from semel.core.values import value
@@ -51,6 +57,10 @@ BALANCE_EVERY: Final = 2.0
 RESCAN_EVERY: Final = 0.25
 """A relay that reads on from its last batch starts from the beginning again after so many seconds: a transaction may
 have committed late, with a position below."""
+LOG_BATCHES: Final = 4
+"""A batch of the log is so many times larger than one of the queue: nothing is deleted, so settling costs little."""
+MOST_RETAINED: Final = 1 << 30
+"""A relay warns when the database keeps more bytes of its own log for the outbox."""
 SUSPECT: Final = 2
 """A message that has been started so often is sent alone: it may be what kills the relay."""
 SUSPECTS_FOR: Final = 1.0
@@ -64,8 +74,6 @@ SHORTEST_PAUSE: Final = 0.1
 """The least time until a message is tried again, also if the broker asks for less."""
 REMEMBERED: Final = 100_000
 """How many streams a relay remembers."""
-_LARGEST_HEADERS: Final = 4 * MAX_HEADERS + 16 * 1024
-"""No message has more bytes of headers and attributes."""
 
 Poison: TypeAlias = Literal["block", "park", "skip"]
 """What happens to a stream whose next message cannot be sent: it waits until that message is sent (``block``); the
@@ -173,6 +181,8 @@ class _Run:
         self._report = report
         self._relay: bytes | None = None
         self._lanes: tuple[int, ...] = ()
+        self._mode: OutboxMode | None = None
+        """What this relay reads besides the queue, if it is something else; None: it must ask."""
         self._join_at = 0.0
         self._poll = POLL_FIRST
         self._read_on = 0
@@ -210,12 +220,28 @@ class _Run:
         plan = self._plan
         if self._relay is None or plan.clock() >= self._join_at:
             yield from self._join()
+        assert self._relay is not None
+        if self._mode is None:
+            owned: LogOwned = yield from self._execute(TakeLog(self._relay))
+            self._mode = owned.mode
+            if owned.retained > MOST_RETAINED:
+                plan.hook(events.SlotLag("", "", "", owned.retained))
         if self._outage and self._outage.probe_at > plan.clock():
             yield Rest(min(self._outage.probe_at, self._join_at) - plan.clock())
             return False
-        if not self._lanes:
+        if not self._lanes and self._mode == "queue":
             yield from self._rest(BALANCE_EVERY)
             return False
+        more = (yield from self._send_from_queue()) if self._lanes else False
+        if self._mode != "queue":
+            more = (yield from self._send_from_log(self._mode)) or more
+        if not more:
+            yield from self._rest(self._poll)
+        return more and not (self._until_idle and self._outage)
+
+    def _send_from_queue(self) -> _Steps:
+        """Send one batch. Returns whether there may be more."""
+        plan = self._plan
         assert self._relay is not None
         now = plan.clock()
         after = self._read_on if now - self._scanned_at < RESCAN_EVERY else 0
@@ -228,13 +254,34 @@ class _Run:
             return True
         self._read_on = found[-1].position if len(found) == plan.batch else 0
         if not found:
-            if not after:
-                yield from self._rest(self._poll)
             return bool(after)
         self._poll = POLL_FIRST
-        suspects = yield from self._send(found, now, bool(after))
+        suspects = yield from self._send(found, now, read_on=bool(after))
         yield from self._send_alone(suspects)
-        return not (self._until_idle and self._outage)
+        return True
+
+    def _send_from_log(self, mode: OutboxMode) -> _Steps:
+        """Send batches until it is time to look into the queue. Returns whether there may be more."""
+        plan = self._plan
+        end = plan.clock() + RESCAN_EVERY
+        any_sent = False
+        while self._relay is not None and not self._stopping():
+            now = plan.clock()
+            if self._outage and self._outage.probe_at > now:
+                break
+            limit = 1 if self._outage else plan.batch * LOG_BATCHES
+            found = yield from self._execute(ReadLog(self._relay, limit, plan.lease, mode))
+            if found is None:
+                self._relay = None
+            elif not found:
+                return any_sent
+            else:
+                self._poll = POLL_FIRST
+                any_sent = True
+                moved = yield from self._send(found, now, log=mode)
+                if moved or plan.clock() >= end:
+                    break
+        return True
 
     def _join(self) -> Generator[Any, Any, None]:
         plan = self._plan
@@ -243,6 +290,7 @@ class _Run:
             self._relay, self._join_at = plan.new_id(), 0.0
         self._lanes = yield from self._execute(JoinRelays(self._relay, plan.lease))
         self._report.lanes = len(self._lanes)
+        self._mode = None
         self._join_at = plan.clock() + min(plan.lease / 3, BALANCE_EVERY)
 
     def _rest(self, seconds: float) -> Generator[Any, Any, None]:
@@ -260,13 +308,16 @@ class _Run:
 
     # One batch
 
-    def _send(self, found: tuple[Outgoing, ...], began: float, read_on: bool) -> Generator[Any, Any, list[Outgoing]]:
-        """Publish and settle what was started. Returns the messages that are to be sent alone.
+    def _send(
+        self, found: tuple[Outgoing, ...], began: float, *, read_on: bool = False, log: OutboxMode | None = None
+    ) -> Generator[Any, Any, list[Outgoing]]:
+        """Publish and settle what was started. Returns the messages that are to be sent alone, or, if it was read from
+        a log, those that were not sent.
 
         :param began: when the Op that renewed the lease was sent.
         """
         plan = self._plan
-        ready, suspects, unsent = self._sort(found, read_on)
+        ready, suspects, unsent = self._sort(found, read_on, log is not None)
         # What is published after the lease has ended could overtake the relay that owns the lane by then. A third of
         # the lease is left to settle.
         deadline = began + plan.lease * 2 / 3
@@ -274,7 +325,13 @@ class _Run:
         self._judge_broker(results.values())
         self._judge_destinations(ready, results, plan.clock() >= deadline)
         op, reports = self._judge(found, {**unsent, **results})
-        settled = yield from self._settle(op, began + plan.lease)
+        if log:
+            suspects = [] if len(op.sent) == len(found) else _others(found, op.sent)
+            stays = self._outage is not None and bool(results) and not (op.sent or op.failed or op.dead)
+            passing = PassLog(op.relay, log, () if stays else tuple(suspects), op.failed, op.dead, stays)
+            settled = yield from self._settle(passing, began + plan.lease)
+        else:
+            settled = yield from self._settle(op, began + plan.lease)
         if not settled:
             self._relay = None
             plan.hook(events.RelayLate("", "", "", len(op.sent)))
@@ -288,7 +345,7 @@ class _Run:
         return suspects
 
     def _sort(
-        self, found: tuple[Outgoing, ...], read_on: bool
+        self, found: tuple[Outgoing, ...], read_on: bool, log: bool
     ) -> tuple[list[Outgoing], list[Outgoing], dict[int, Result]]:
         """Return what to publish now, what to publish alone, and what not to publish at all."""
         plan = self._plan
@@ -312,14 +369,14 @@ class _Run:
                     continue
                 last[stream] = message.sequence
             outage = self._outages.get(message.destination)
-            if outage and (outage.probe_at > plan.clock() or message.destination in probed):
+            if log and (each.queued or each.starts):
+                pass  # it moves to the queue, and is judged there
+            elif outage and (outage.probe_at > plan.clock() or message.destination in probed):
                 unsent[each.position] = DestinationDown(outage.reason)
             elif each.starts >= most and (plan.policy(stream) != "block" or (each.starts - most) % 2 == 0):
                 # It has killed relays. If it blocks its stream, it rests at every other start, so that they live.
                 unsent[each.position] = Refused(f"{each.starts} attempts have failed, or have killed the relay")
-            elif plan.largest < len(message.data) + _LARGEST_HEADERS and plan.largest < size_of(
-                attributes(message), message.data
-            ):
+            elif oversize(message, plan.largest):
                 unsent[each.position] = Refused(f"it is larger than the {plan.largest} bytes that the broker takes")
             elif each.starts >= SUSPECT and len(found) > 1:
                 suspects.append(each)
@@ -429,7 +486,7 @@ class _Run:
             each.position, reason, plan.longest_pause / (2 if starts >= max(plan.tries, SUSPECT + 1) else 1)
         ), event
 
-    def _settle(self, op: SettleMessages, lease_end: float) -> _Steps:
+    def _settle(self, op: SettleMessages | PassLog, lease_end: float) -> _Steps:
         """Settle, and try again while the lease lasts: what was sent and is not settled is sent twice."""
         pause = STORE_PAUSE_FIRST
         while True:
@@ -459,7 +516,7 @@ class _Run:
                 self._relay = None
                 return
             if [one.position for one in alone] == [each.position]:
-                yield from self._send(alone, now, False)
+                yield from self._send(alone, now)
             else:  # somebody has taken it away
                 yield from self._settle(SettleMessages(self._relay, ()), now + plan.lease)
             if plan.clock() >= end:
@@ -508,3 +565,8 @@ class _Run:
 
     def _tell_store_failed(self, op: Op[Any], error: BaseException) -> None:
         self._plan.hook(events.StoreFailed("", "", "", type(op).__name__, describe_error(error)))
+
+
+def _others(found: tuple[Outgoing, ...], sent: Collection[int]) -> list[Outgoing]:
+    done = set(sent)
+    return [each for each in found if each.position not in done]

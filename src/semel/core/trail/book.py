@@ -22,7 +22,6 @@ from semel.core.trail.moments import (
     when,
 )
 
-TRAIL_OPS: Final = (KeepTrail, ForgetTrail, FindLinked, ReadStories, ReadRecent, ReadMinutes)
 MOST_MOMENTS: Final = 100_000
 
 
@@ -50,7 +49,7 @@ class TrailBook:
                 return tuple(islice(linked, op.limit))
             case ReadStories():
                 found = [each for id in op.ids for each in self._stories.get(id, ())[: op.limit]]
-                return tuple(sorted(found, key=when))
+                return tuple(sorted(found, key=when)[: op.limit])
             case ReadRecent():
                 return self._recent(op)
             case ReadMinutes():

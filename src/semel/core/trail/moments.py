@@ -21,6 +21,8 @@ from semel.observe.events import Event
 LONGEST_DETAIL: Final = 200
 """Characters of a text in the details."""
 LONGEST_ROUTE: Final = 200
+MOST_HOPS: Final = 100
+"""How many records and messages of one chain are looked at."""
 _NOT_KEPT: Final = frozenset({"operation", "tenant", "key", "route", "id", "token"})
 
 
@@ -170,7 +172,7 @@ class FindLinked(Op[tuple[bytes, ...]]):
 
 @value
 class ReadStories(Op[tuple[Moment, ...]]):
-    """Return the moments of these ids, the oldest first, at most ``limit`` of each id."""
+    """Return the moments of these ids, the oldest first, at most ``limit``."""
 
     ids: tuple[bytes, ...]
     limit: int
@@ -198,18 +200,20 @@ class ReadMinutes(Op[tuple[Minute, ...]]):
     id: bytes = b""
 
 
+TRAIL_OPS: Final = frozenset({KeepTrail, ForgetTrail, FindLinked, ReadStories, ReadRecent, ReadMinutes})
+"""All Ops of a trail."""
 TrailFlow: TypeAlias = Generator[Op[Any], Any, tuple[Moment, ...]]
 
 
 def follow_root(root: bytes, limit: int, links: Links) -> TrailFlow:
     """Find the moments of all hops of one root, and of the messages that they emitted; the oldest first."""
-    ids: tuple[bytes, ...] = yield FindLinked(root, limit)
+    ids: tuple[bytes, ...] = yield FindLinked(root, MOST_HOPS)
     moments: tuple[Moment, ...] = yield ReadStories(ids, limit)
     emitted = {links.link(str(each.details["message"])) for each in moments if "message" in each.details}
-    more = tuple(sorted(emitted.difference(ids)))[:limit]
+    more = tuple(sorted(emitted.difference(ids)))[:MOST_HOPS]
     if more:
         moments += yield ReadStories(more, limit)
-    return tuple(sorted(moments, key=when))
+    return tuple(sorted(moments, key=when)[:limit])
 
 
 def follow_id(id: bytes, limit: int, links: Links) -> TrailFlow:

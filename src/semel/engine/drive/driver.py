@@ -116,6 +116,8 @@ class CallDriver:
                     if error is None and answer is True:
                         if execution.flight is not None:
                             execution.flight.completed = op
+                        if call.hook is not None:
+                            call.tell_completion(1, op)
                         outcome = Outcome(ending.value, False, 1)
                     else:
                         execution.steps.send(ending)  # asks for the completion, which was sent

@@ -95,6 +95,8 @@ class Execution:
         self.claimed = claimed
         assert self.flight is not None
         self._win(self.flight, claimed)
+        if self.call.hook is not None:
+            self.call.tell_start(claimed.token)
 
     def completion(self, result: Any) -> Complete | None:
         """Return the Op that ends an attempt without steps; None if the flow must store that the result is lost."""

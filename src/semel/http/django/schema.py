@@ -9,16 +9,25 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from django.db import migrations, router
+from django.db import migrations, models, router
 from django.db.migrations.exceptions import IrreversibleError
 from django.db.migrations.operations.base import Operation
 from django.db.utils import NotSupportedError
 
 from semel.sql.migrations import MYSQL, POSTGRES, SQLITE, Schema
 
-_CREATED: Final = re.compile(
-    r"CREATE (?:UNIQUE )?(TABLE|INDEX|FUNCTION|PROCEDURE) (?:IF NOT EXISTS )?(\w+)(?:\s+ON (\w+))?", re.IGNORECASE
+_ADMIN: Final = migrations.CreateModel(
+    "IdempotencyRecord",
+    [("id", models.CharField(primary_key=True, max_length=32, serialize=False))],
+    {"managed": False, "default_permissions": ("view", "change"), "verbose_name": "idempotency record"},
 )
+"""The model of the admin. It makes no table."""
+_CREATED: Final = re.compile(
+    r"CREATE (?:UNIQUE )?(TABLE|INDEX|SEQUENCE|FUNCTION|PROCEDURE) (?:IF NOT EXISTS )?(\w+)(?:\s+ON (\w+))?",
+    re.IGNORECASE,
+)
+_REPLACED: Final = re.compile(r"CREATE OR REPLACE FUNCTION (\w+)", re.IGNORECASE)
+_FILLED: Final = re.compile(r"INSERT INTO (\w+)", re.IGNORECASE)
 _ALTERED: Final = re.compile(r"ALTER TABLE (\w+)(?: ADD COLUMN (\w+))?", re.IGNORECASE)
 _LIFTED: Final = re.compile(r"ALTER TABLE (\w+) DROP CONSTRAINT (\w+)", re.IGNORECASE)
 
@@ -26,7 +35,8 @@ _LIFTED: Final = re.compile(r"ALTER TABLE (\w+) DROP CONSTRAINT (\w+)", re.IGNOR
 def migration(number: int, *, after: str | None = None) -> type[migrations.Migration]:
     """Return the migration class for file ``number``; ``after`` is the name of the previous migration."""
     dependencies = [("semel", after)] if after else []
-    return type("Migration", (migrations.Migration,), {"dependencies": dependencies, "operations": [Apply(number)]})
+    operations = [Apply(number)] if after else [Apply(number), _ADMIN]
+    return type("Migration", (migrations.Migration,), {"dependencies": dependencies, "operations": operations})
 
 
 class Apply(Operation):  # type: ignore[misc]  # Django is not typed
@@ -97,7 +107,12 @@ def _undone(schema: Schema, number: int) -> list[str]:
         each for version, _, statements in schema.migrations() if version == number for each in statements
     ]:
         created, altered, lifted = _CREATED.match(statement), _ALTERED.match(statement), _LIFTED.match(statement)
-        if lifted:
+        replaced, filled = _REPLACED.match(statement), _FILLED.match(statement)
+        if replaced:
+            undone.append(_function(schema, replaced[1], number))
+        elif filled and filled[1] in tables:
+            pass  # its rows go with the table
+        elif lifted:
             undone.append(f"ALTER TABLE {lifted[1]} ADD {_constraint(schema, lifted[2])}")
         elif created:
             kind, name, table = created.groups()
@@ -111,6 +126,13 @@ def _undone(schema: Schema, number: int) -> list[str]:
         elif not (altered and altered[1] in tables):
             raise IrreversibleError(f"this statement cannot be undone: {statement[:80]}")
     return undone[::-1]
+
+
+def _function(schema: Schema, name: str, number: int) -> str:
+    """Return the statement that makes the function as it was before a file."""
+    texts = [text for version, _, statements in schema.migrations() if version < number for text in statements]
+    last = [text for text in texts if re.match(rf"CREATE (?:OR REPLACE )?FUNCTION {name}\(", text)][-1]
+    return re.sub("^CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", last)
 
 
 def _constraint(schema: Schema, name: str) -> str:

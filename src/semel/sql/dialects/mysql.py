@@ -18,7 +18,10 @@ from semel.core.ops import (
     Complete,
     Count,
     Existing,
+    Listing,
+    ListRecords,
     Lookup,
+    Measure,
     Op,
     Page,
     Record,
@@ -27,26 +30,34 @@ from semel.core.ops import (
     Resolve,
     Resumable,
     SaveStep,
+    Size,
     Sweep,
     Swept,
 )
 from semel.core.semantics import Row, may_take_over, same_request, state_at, state_of
 from semel.core.states import State, Takeover
+from semel.core.trail.moments import TRAIL_OPS
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
 from semel.sql.connections.errors import Contention, DuplicateRow, LockHeld
 from semel.sql.dialects.results import (
+    COUNTED,
+    OVERDUE,
     TRIES,
     add_steps,
+    checked_moment,
     find_records,
     has_forgettable,
+    list_page,
     one_by_one,
     resolve_record,
     resumable_page,
+    size_of,
 )
 from semel.sql.inbox import INBOX_OPS, inbox_program
 from semel.sql.outbox import RELAY_OPS, mysql_program
 from semel.sql.program import Packet, Piece, Program, Query, Rows, batch, load_queries
+from semel.sql.trail import trail_program
 
 _LEFT: Final = (
     "TIMESTAMPDIFF(MICROSECOND, {{now}}, lease_end), TIMESTAMPDIFF(MICROSECOND, created, {{now}}), "
@@ -56,6 +67,9 @@ _COLUMNS: Final = f"id, state, takeover, token, attempt, nonce, origin, steps, f
 _EXPIRED: Final = (
     "expires <= {{now}} AND (state = 2 OR (state = 1 AND lease_end <= {{now}} AND takeover = 0))"  # counts as absent
 )
+
+
+_LATEST: Final = "9999-12-31 23:59:59.999999"
 
 
 def _queries(now: str) -> dict[str, Query]:
@@ -265,6 +279,21 @@ def _inputs(op: Resumable) -> Program[Page]:
     return resumable_page(op, rows, lambda lease, age, expires: (lease / 1e6, age / 1e6, expires / 1e6))
 
 
+def _list(op: ListRecords) -> Program[Listing]:
+    def newest(place: str, past: int, most: int) -> Program[Rows]:
+        upto = checked_moment(place) if place else _LATEST
+        return (yield Packet(Piece(_Q["newest"], place=upto, past=past, most=most)))
+
+    def by_id(id: bytes, most: int) -> Program[Rows]:
+        return (yield Packet(Piece(_Q["by_id"], id=id, most=most)))
+
+    return list_page(op, newest, by_id, 1e6)
+
+
+def _measure(op: Measure) -> Program[Size]:
+    return size_of((yield Packet(Piece(_Q["measure"], most=COUNTED + 1, oldest=OVERDUE))), 1e6)
+
+
 _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Renew: _renewals,
     Complete: _completions,
@@ -275,8 +304,11 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Sweep: one_by_one(_sweep),
     Count: one_by_one(_count),
     Resumable: one_by_one(_inputs),
+    ListRecords: one_by_one(_list),
+    Measure: one_by_one(_measure),
     **dict.fromkeys(INBOX_OPS, one_by_one(partial(inbox_program, "mysql"))),
     **dict.fromkeys(RELAY_OPS, one_by_one(mysql_program)),
+    **dict.fromkeys(TRAIL_OPS, one_by_one(partial(trail_program, "mysql"))),
 }
 
 

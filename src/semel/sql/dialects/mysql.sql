@@ -129,6 +129,33 @@ SELECT COUNT(*) FROM (
     LIMIT :most
 ) AS live
 
+-- name: newest (reads)
+-- Records up to a place, by the index on "sweep_after" backwards. That column is set by the claim, so a record keeps its
+-- place while it changes.
+SELECT id, state, token, attempt, fingerprint, NULL, {{left}}, takeover, tenant, operation, `key`,
+       CAST(sweep_after AS CHAR)
+FROM semel_record FORCE INDEX (semel_record_sweep)
+WHERE sweep_after <= CAST(:place AS DATETIME(6)) - INTERVAL :past MICROSECOND
+ORDER BY sweep_after DESC LIMIT :most
+
+-- name: by_id (reads)
+SELECT id, state, token, attempt, fingerprint, NULL, {{left}}, takeover, tenant, operation, `key`,
+       CAST(sweep_after AS CHAR)
+FROM semel_record FORCE INDEX (PRIMARY) WHERE id < :id ORDER BY id DESC LIMIT :most
+
+-- name: measure (reads)
+-- It counts at most :most records; beyond that, the statistics say how many there are. A sweep takes the oldest records
+-- first, so the first :oldest of them show for how long one has been overdue.
+SELECT
+    (SELECT COUNT(*) FROM (SELECT 1 FROM semel_record LIMIT :most) AS few),
+    MAX(CASE WHEN table_name = 'semel_record' THEN table_rows END), SUM(data_length + index_length),
+    (SELECT MAX(TIMESTAMPDIFF(MICROSECOND, GREATEST(sweep_after, expires), {{now}})) FROM (
+        SELECT sweep_after, expires, state, lease_end FROM semel_record FORCE INDEX (semel_record_sweep)
+        WHERE sweep_after <= {{now}} ORDER BY sweep_after LIMIT :oldest
+    ) AS overdue WHERE expires <= {{now}} AND (state = 2 OR (state = 1 AND lease_end <= {{now}})))
+FROM information_schema.tables
+WHERE table_schema = DATABASE() AND table_name IN ('semel_record', 'semel_step')
+
 -- name: inputs (reads)
 -- The arguments of resumable operations (the step "~input"), page by page; the value only for abandoned ones.
 SELECT s.id, r.state, r.takeover, r.token, r.attempt, r.fingerprint, {{left}}, r.tenant, r.operation, r.`key`,

@@ -11,14 +11,20 @@ INSERT INTO semel_inbox (consumer, id, received) VALUES [[(:consumer, :id, {{now
 -- As it is committed now. Under REPEATABLE READ a plain read would show an older state.
 SELECT id FROM semel_inbox WHERE consumer = :consumer AND id IN ([[:id]]) LOCK IN SHARE MODE
 
--- name: add_stream (writes)
-INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES (:consumer, :stream, 0)
+-- name: add_places (writes)
+INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES [[(:consumer, :stream, 0)]]
+ON DUPLICATE KEY UPDATE sequence = sequence
 
--- name: lock_stream (reads)
-SELECT sequence FROM semel_inbox_stream WHERE consumer = :consumer AND stream = :stream FOR UPDATE
+-- name: lock_places (reads)
+SELECT stream, sequence FROM semel_inbox_stream WHERE consumer = :consumer AND stream IN ([[:stream]]) FOR UPDATE
 
--- name: move_stream (writes)
-UPDATE semel_inbox_stream SET sequence = :sequence WHERE consumer = :consumer AND stream = :stream
+-- name: move_streams (writes)
+-- Never backwards.
+INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES [[(:consumer, :stream, :sequence)]]
+ON DUPLICATE KEY UPDATE sequence = GREATEST(sequence, VALUES(sequence))
+
+-- name: places (reads)
+SELECT stream, sequence FROM semel_inbox_stream WHERE consumer = :consumer AND stream IN ([[:stream]])
 
 -- name: seen (reads)
 SELECT id FROM semel_inbox_start WHERE consumer = :consumer AND id IN ([[:id]])

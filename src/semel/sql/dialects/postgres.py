@@ -14,7 +14,10 @@ from semel.core.ops import (
     Complete,
     Count,
     Existing,
+    Listing,
+    ListRecords,
     Lookup,
+    Measure,
     Op,
     Page,
     Record,
@@ -23,26 +26,35 @@ from semel.core.ops import (
     Resolve,
     Resumable,
     SaveStep,
+    Size,
     Sweep,
     Swept,
 )
 from semel.core.semantics import Row, may_take_over, same_request, state_at
 from semel.core.states import State, Takeover
+from semel.core.trail.moments import TRAIL_OPS
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.core.values import value
 from semel.errors import StoreUnavailable
 from semel.sql.dialects.results import (
+    COUNTED,
+    OVERDUE,
     TRIES,
     add_steps,
+    checked_moment,
     find_records,
     has_forgettable,
+    list_page,
     one_by_one,
     resolve_record,
     resumable_page,
+    size_of,
 )
 from semel.sql.inbox import INBOX_OPS, inbox_program
 from semel.sql.outbox import POSTGRES_PROGRAMS
-from semel.sql.program import Program, Query, Statement, batch, load_queries
+from semel.sql.outbox_log import LOG_PROGRAMS
+from semel.sql.program import Program, Query, Rows, Statement, batch, load_queries
+from semel.sql.trail import trail_program
 
 CHANNEL: Final = "semel"
 """The channel of notifications; the payload is the record's id in hex."""
@@ -50,6 +62,11 @@ CHANNEL: Final = "semel"
 _Q: Final = load_queries(
     "semel.sql.dialects",
     "postgres.sql",
+    listed=(
+        "id, state, token, attempt, fingerprint, NULL::bytea, extract(epoch FROM lease_end - {{now}})::float8, "
+        "extract(epoch FROM {{now}} - created)::float8, extract(epoch FROM expires - {{now}})::float8, takeover, "
+        "tenant, operation, key, to_char(sweep_after AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US')"
+    ),
     now="statement_timestamp()",
     token="(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
     notify=f"pg_notify('{CHANNEL}', encode(id, 'hex'))::text",
@@ -236,6 +253,20 @@ def _inputs(op: Resumable) -> Program[Page]:
     return resumable_page(op, rows, lambda *times: times)
 
 
+def _list(op: ListRecords) -> Program[Listing]:
+    def newest(place: str, past: int, most: int) -> Program[Rows]:
+        return (yield _Q["newest"](place=checked_moment(place) if place else "infinity", past=past, most=most))
+
+    def by_id(id: bytes, most: int) -> Program[Rows]:
+        return (yield _Q["by_id"](id=id, most=most))
+
+    return list_page(op, newest, by_id)
+
+
+def _measure(op: Measure) -> Program[Size]:
+    return size_of((yield _Q["measure"](most=COUNTED + 1, oldest=OVERDUE)))
+
+
 @value
 class WatchRecord(Op["float | None"]):
     """Ask for a notification when the record is no longer running. Returns the seconds left of its lease, or None if
@@ -261,9 +292,12 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Sweep: one_by_one(_sweep),
     Count: one_by_one(_count),
     Resumable: one_by_one(_inputs),
+    ListRecords: one_by_one(_list),
+    Measure: one_by_one(_measure),
     WatchRecord: _watches,
     **dict.fromkeys(INBOX_OPS, one_by_one(partial(inbox_program, "postgresql"))),
-    **{kind: one_by_one(program) for kind, program in POSTGRES_PROGRAMS.items()},
+    **{kind: one_by_one(program) for kind, program in {**POSTGRES_PROGRAMS, **LOG_PROGRAMS}.items()},
+    **dict.fromkeys(TRAIL_OPS, one_by_one(partial(trail_program, "postgresql"))),
 }
 
 

@@ -166,6 +166,32 @@ SELECT count(*)::integer FROM (
     SELECT 1 FROM semel_record WHERE sweep_after > {{now}} AND tenant = '' LIMIT :most::integer
 ) AS live
 
+-- name: newest (reads)
+-- Records up to a place, by the index on "sweep_after" backwards. That column is set by the claim, so a record keeps its
+-- place while it changes. A place is text, because it has to be exact to the microsecond.
+SELECT {{listed}} FROM semel_record
+WHERE sweep_after <= (:place::text::timestamp AT TIME ZONE 'UTC') - :past::integer * interval '1 microsecond'
+ORDER BY sweep_after DESC LIMIT :most::integer
+
+-- name: by_id (reads)
+SELECT {{listed}} FROM semel_record WHERE id < :id::bytea ORDER BY id DESC LIMIT :most::integer
+
+-- name: measure (reads)
+-- It counts at most :most records. Beyond that, it estimates as the planner does: how many were on a page when the table
+-- was analyzed, for the pages that it has now. A sweep takes the oldest records first, so the first :oldest of them show
+-- for how long one has been overdue.
+SELECT
+    (SELECT count(*) FROM (SELECT 1 FROM semel_record LIMIT :most::integer) AS few)::bigint,
+    (SELECT CASE WHEN c.reltuples > 0 AND c.relpages > 0
+        THEN (c.reltuples / c.relpages * pg_relation_size(c.oid) / current_setting('block_size')::integer)::bigint
+        ELSE pg_stat_get_live_tuples(c.oid) END
+     FROM pg_class AS c WHERE c.oid = 'semel_record'::regclass),
+    pg_total_relation_size('semel_record'::regclass) + pg_total_relation_size('semel_step'::regclass),
+    (SELECT max(extract(epoch FROM {{now}} - greatest(sweep_after, expires)))::float8 FROM (
+        SELECT sweep_after, expires, state, lease_end FROM semel_record
+        WHERE sweep_after <= {{now}} ORDER BY sweep_after LIMIT :oldest::integer
+    ) AS overdue WHERE expires <= {{now}} AND (state = 2 OR (state = 1 AND lease_end <= {{now}})))
+
 -- name: inputs (reads)
 -- The arguments of resumable operations, page by page; the value only for abandoned ones.
 SELECT s.id, r.state, r.takeover, r.token, r.attempt, r.fingerprint,

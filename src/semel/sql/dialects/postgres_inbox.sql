@@ -10,13 +10,20 @@ ON CONFLICT (consumer, id) DO NOTHING RETURNING 1
 INSERT INTO semel_inbox (consumer, id, received) SELECT :consumer::text, id, {{now}} FROM unnest(:ids::text[]) AS g (id)
 ON CONFLICT (consumer, id) DO NOTHING RETURNING id
 
--- name: lock_stream (writes)
--- Lock the stream's row for the rest of the transaction, and read it. A new row has the sequence 0.
-INSERT INTO semel_inbox_stream AS s (consumer, stream, sequence) VALUES (:consumer::text, :stream::text, 0)
-ON CONFLICT (consumer, stream) DO UPDATE SET sequence = s.sequence RETURNING sequence
+-- name: lock_places (writes)
+-- Lock the streams' rows for the rest of the transaction, and read them. A new row has the sequence 0.
+INSERT INTO semel_inbox_stream AS s (consumer, stream, sequence)
+SELECT :consumer::text, stream, 0 FROM unnest(:streams::text[]) AS g (stream)
+ON CONFLICT (consumer, stream) DO UPDATE SET sequence = s.sequence RETURNING stream, sequence
 
--- name: move_stream (writes)
-UPDATE semel_inbox_stream SET sequence = :sequence::bigint WHERE consumer = :consumer::text AND stream = :stream::text
+-- name: move_streams (writes)
+-- Never backwards.
+INSERT INTO semel_inbox_stream AS s (consumer, stream, sequence)
+SELECT :consumer::text, stream, sequence FROM unnest(:streams::text[], :sequences::bigint[]) AS g (stream, sequence)
+ON CONFLICT (consumer, stream) DO UPDATE SET sequence = GREATEST(s.sequence, excluded.sequence)
+
+-- name: places (reads)
+SELECT stream, sequence FROM semel_inbox_stream WHERE consumer = :consumer::text AND stream = ANY (:streams::text[])
 
 -- name: seen (reads)
 SELECT id FROM semel_inbox_start WHERE consumer = :consumer::text AND id = ANY (:ids::text[])
@@ -76,6 +83,10 @@ ORDER BY stream, sequence, position LIMIT :most::integer FOR UPDATE
 -- name: lock_streams (writes)
 -- Whoever adds a message to these streams has committed it by now, or waits until the end of this transaction.
 SELECT name FROM semel_stream WHERE name = ANY (:streams::text[]) ORDER BY name FOR UPDATE
+
+-- name: lock_cursor (writes)
+-- So has a relay that moves messages of these streams from the log to the outbox.
+SELECT relay FROM semel_cursor FOR UPDATE
 
 -- name: stage (writes)
 -- The messages of these streams that are in the outbox are to be sent after those that come back. So they leave it for a

@@ -140,15 +140,28 @@ WITH gone AS (DELETE FROM semel_relay WHERE relay = :relay::bytea RETURNING rela
 UPDATE semel_lane l SET relay = NULL FROM gone WHERE l.relay = gone.relay
 
 -- name: add (writes, as text add)
--- For the caller's connection. The function is in schema/postgres/0006_messages.sql.
+-- For the caller's connection. The function is in schema/postgres/0008_log.sql.
 SELECT semel_add(
     :id, :type, :data, :source, :destination, :stream, :subject, :content_type, :headers, :lane, :delay
 )
 
 -- name: depths (reads)
-SELECT destination, count(*), count(*) FILTER (WHERE starts > 0),
-       extract(epoch FROM {{now}} - min(created))::float8
-FROM semel_outbox GROUP BY destination ORDER BY 2 DESC, 1
+-- Of the log, what was not read.
+SELECT destination, count(*), count(*) FILTER (WHERE starts > 0), extract(epoch FROM {{now}} - min(created))::float8
+FROM (
+    SELECT destination, starts, created FROM semel_outbox
+    UNION ALL
+    SELECT l.destination, 0, l.created FROM semel_cursor c JOIN semel_log l ON NOT pg_visible_in_snapshot(l.xid, c.seen)
+    WHERE c.upto IS NULL OR l.position > c.passed OR NOT pg_visible_in_snapshot(l.xid, c.upto)
+) AS messages
+GROUP BY destination ORDER BY 2 DESC, 1
+
+-- name: mode (reads)
+SELECT mode, (
+    SELECT coalesce(pg_current_wal_lsn() - restart_lsn, 0)::bigint FROM pg_replication_slots
+    WHERE slot_name = 'semel_outbox_' || (SELECT oid FROM pg_database WHERE datname = current_database())
+)
+FROM semel_outbox_mode
 
 -- name: held (reads)
 SELECT h.stream, count(o.position),

@@ -18,7 +18,10 @@ from semel.core.ops import (
     Complete,
     Count,
     Existing,
+    Listing,
+    ListRecords,
     Lookup,
+    Measure,
     Op,
     Page,
     Record,
@@ -27,20 +30,34 @@ from semel.core.ops import (
     Resolve,
     Resumable,
     SaveStep,
+    Size,
     Sweep,
     Swept,
 )
-from semel.core.semantics import Row, may_take_over, same_request, state_at
+from semel.core.semantics import Row, may_take_over, not_a_place, same_request, state_at
 from semel.core.states import State, Takeover
+from semel.core.trail.moments import TRAIL_OPS
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
-from semel.sql.dialects.results import TRIES, has_forgettable, resolve_record, resumable_page
+from semel.sql.dialects.results import (
+    COUNTED,
+    OVERDUE,
+    TRIES,
+    has_forgettable,
+    list_page,
+    resolve_record,
+    resumable_page,
+    size_of,
+)
 from semel.sql.inbox import INBOX_OPS, inbox_program
 from semel.sql.outbox import RELAY_OPS, sqlite_program
-from semel.sql.program import Program, Statement, load_queries
+from semel.sql.program import Program, Rows, Statement, load_queries
+from semel.sql.trail import trail_program
 
 _Q: Final = load_queries("semel.sql.dialects", "sqlite.sql")
 _FIND, _CLAIM, _COMPLETE = _Q["find"], _Q["claim"], _Q["complete"]
+
+_LATEST: Final = 2**63 - 1
 
 Clock = Callable[[], int]
 
@@ -184,6 +201,23 @@ def resumable(op: Resumable, clock: Clock) -> Program[Page]:
     )
 
 
+def list_records(op: ListRecords, clock: Clock) -> Program[Listing]:
+    def newest(place: str, past: int, most: int) -> Program[Rows]:
+        if place and not place.isdecimal():
+            raise not_a_place(place)
+        upto = min(int(place or _LATEST), _LATEST)
+        return (yield _Q["newest"](place=upto, past=past, most=most, now=clock()))
+
+    def by_id(id: bytes, most: int) -> Program[Rows]:
+        return (yield _Q["by_id"](id=id, most=most, now=clock()))
+
+    return list_page(op, newest, by_id, 1e6)
+
+
+def measure(op: Measure, clock: Clock) -> Program[Size]:
+    return size_of((yield _Q["measure"](most=COUNTED + 1, oldest=OVERDUE, now=clock())), 1e6)
+
+
 PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
     Claim: claim,
     Renew: renew,
@@ -195,8 +229,11 @@ PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
     Sweep: sweep,
     Count: count,
     Resumable: resumable,
+    ListRecords: list_records,
+    Measure: measure,
     **dict.fromkeys(INBOX_OPS, partial(inbox_program, "sqlite")),
     **dict.fromkeys(RELAY_OPS, sqlite_program),
+    **dict.fromkeys(TRAIL_OPS, partial(trail_program, "sqlite")),
 }
 """The program of each Op. The clock returns microseconds since 1970."""
 

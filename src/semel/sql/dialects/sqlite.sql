@@ -88,6 +88,31 @@ SELECT count(*) FROM (
 -- that live longer than their claim asked for are not counted.
 SELECT count(*) FROM (SELECT 1 FROM semel_record WHERE sweep_after > :now AND tenant = '' LIMIT :most)
 
+-- name: newest (reads)
+-- Records up to a place, by the index on "sweep_after" backwards. That column is set by the claim, so a record keeps its
+-- place while it changes.
+SELECT id, state, token, attempt, fingerprint, NULL, lease_end - :now, :now - created, expires - :now, takeover, tenant,
+       operation, key, CAST(sweep_after AS TEXT)
+FROM semel_record WHERE sweep_after <= :place - :past ORDER BY sweep_after DESC LIMIT :most
+
+-- name: by_id (reads)
+SELECT id, state, token, attempt, fingerprint, NULL, lease_end - :now, :now - created, expires - :now, takeover, tenant,
+       operation, key, CAST(sweep_after AS TEXT)
+FROM semel_record WHERE id < :id ORDER BY id DESC LIMIT :most
+
+-- name: measure (reads)
+-- It counts at most :most records. SQLite has no statistics of its own: beyond that, the range of row numbers is the
+-- estimate, because the oldest rows are removed first. A sweep takes the oldest records first, so the first :oldest of
+-- them show for how long one has been overdue.
+SELECT
+    (SELECT count(*) FROM (SELECT 1 FROM semel_record LIMIT :most)),
+    (SELECT max(rowid) FROM semel_record) - (SELECT min(rowid) FROM semel_record) + 1,
+    (SELECT page_count * page_size FROM pragma_page_count, pragma_page_size),
+    (SELECT max(:now - max(sweep_after, expires)) FROM (
+        SELECT sweep_after, expires, state, lease_end FROM semel_record
+        WHERE sweep_after <= :now ORDER BY sweep_after LIMIT :oldest
+    ) WHERE expires <= :now AND (state = 2 OR (state = 1 AND lease_end <= :now)))
+
 -- name: inputs (reads)
 -- The arguments of resumable operations, page by page; the value only for abandoned ones.
 SELECT s.id, r.state, r.takeover, r.token, r.attempt, r.fingerprint, r.lease_end, r.created, r.expires, r.tenant,

@@ -6,7 +6,8 @@
     batches: [Claim   Complete 3 MB] [Complete 6 MB] [Sweep] [Claim]      at most 128 Ops and 8 MB each
 
 A batch has a maximum number of Ops and of bytes. An Op that is larger than the limit by itself is sent alone. So is a
-Sweep: it takes as long as many other Ops together, and every Op in its batch would wait for it.
+Sweep, what lists or measures records, and an Op of a trail: it takes as long as many other Ops together, and every Op
+in its batch would wait for it.
 
 The queue has a maximum length. When it is full, Ops that would start something new wait for a while and are then
 refused. Ops that belong to a running attempt (complete, renew, release, save a step) are always accepted: there are
@@ -31,7 +32,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep, Sweep
+from semel.core.ops import Complete, ListRecords, Measure, Op, Release, Renew, Resolve, SaveStep, Sweep
+from semel.core.trail.moments import TRAIL_OPS
 from semel.errors import RecordTooLarge, SemelError, StoreUnavailable, StoreUncertain
 from semel.sql.connections.errors import Contention, NoConnection, StatementRejected
 from semel.sql.program import PENDING
@@ -47,6 +49,7 @@ QUEUE_TIMEOUT: Final = 5.0
 
 T = TypeVar("T")
 _OF_AN_ATTEMPT: Final = frozenset({Renew, Complete, Release, SaveStep})
+_SENT_ALONE: Final = frozenset({Sweep, ListRecords, Measure, *TRAIL_OPS})
 
 
 def belongs_to_attempt(op: Op[Any]) -> bool:
@@ -55,12 +58,12 @@ def belongs_to_attempt(op: Op[Any]) -> bool:
 
 
 def stored_bytes(op: Op[Any]) -> int:
-    """Return how many bytes of payload the Op stores. A Sweep counts as more than any batch can hold."""
+    """Return how many bytes of payload the Op stores. One that is sent alone counts as more than a batch can hold."""
     if isinstance(op, (Complete, Resolve)):
         return len(op.snapshot or b"")
     if isinstance(op, SaveStep):
         return len(op.value)
-    return sys.maxsize if type(op) is Sweep else 0
+    return sys.maxsize if type(op) in _SENT_ALONE else 0
 
 
 def take_batch(

@@ -33,6 +33,7 @@ class AsyncDynamoDBStore:
     wakes = False
     counts = False
     resumes = False
+    lists = True
     trails = False
     adopt = None
     accept = staticmethod(accept)

@@ -21,7 +21,10 @@ from semel.core.ops import (
     Complete,
     CompleteWith,
     Existing,
+    Listing,
+    ListRecords,
     Lookup,
+    Measure,
     NotWritten,
     Op,
     Record,
@@ -29,6 +32,7 @@ from semel.core.ops import (
     Renew,
     Resolve,
     SaveStep,
+    Size,
     Sweep,
     Swept,
 )
@@ -37,7 +41,7 @@ from semel.core.states import State
 from semel.core.values import value
 from semel.errors import StoreUnavailable, StoreUncertain
 from semel.stores.dynamodb.settings import LATE, DynamoDBClock
-from semel.stores.dynamodb.table import Item, check_key, check_size, micros, step_name, to_item, to_row
+from semel.stores.dynamodb.table import ATTRIBUTES, Item, check_key, check_size, micros, step_name, to_item, to_row
 from semel.stores.dynamodb.transactions import (
     TRANSACT,
     TransactionCancelled,
@@ -50,6 +54,8 @@ TRIES: Final = 10
 """How often an Op that lost a race looks again before it gives up."""
 SCAN_PAGES: Final = 8
 """Pages of the table, a megabyte each at most, that one sweep reads; the next sweep continues there."""
+MEASURED: Final = 100
+"""How many records Measure looks at."""
 
 
 @value
@@ -259,6 +265,49 @@ class DynamoDBPrograms:
                 break
         return Swept(removed, unknown)
 
+    def list_page(self, op: ListRecords) -> CallProgram[Listing]:
+        """A page of records, in the order of the table's partitions."""
+        start = None
+        if op.after is not None:
+            place, id = semantics.unpack_place(op.after)
+            if place != _PLACE or not id:
+                raise semantics.not_a_place(op.after)
+            start = {"id": {"B": id}}
+        found: list[Record] = []
+        looked_at = 0
+        while True:
+            left = op.look - looked_at
+            most = left if semantics.is_filtered(op) else min(left, op.limit - len(found))
+            begin = {"ExclusiveStartKey": start} if start else {}
+            page = yield ApiCall("scan", {**_LISTED, "TableName": self.table, "Limit": most, **begin})
+            assert isinstance(page, dict)
+            items, start = page.get("Items", ()), page.get("LastEvaluatedKey")
+            now = self.clock.earliest()
+            for at, item in enumerate(items, 1):
+                row, _ = to_row({"steps": {"M": {}}, **item})
+                record = _aged(semantics.show(row, now))
+                looked_at += 1
+                if semantics.is_listed(op, record):
+                    found.append(record)
+                    if len(found) == op.limit and at < len(items):
+                        return Listing(tuple(found), semantics.pack_place(_PLACE, row.id), looked_at)
+            if not start:
+                return Listing(tuple(found), None, looked_at)
+            if looked_at >= op.look or len(found) == op.limit:
+                return Listing(tuple(found), semantics.pack_place(_PLACE, bytes(start["id"]["B"])), looked_at)
+
+    def measure(self, op: Measure) -> CallProgram[Size]:
+        """What the service knows of the table, some hours old. A few records show whether some are overdue."""
+        reply = yield ApiCall("describe_table", {"TableName": self.table})
+        page = yield ApiCall("scan", {**_LISTED, "TableName": self.table, "Limit": MEASURED})
+        assert isinstance(reply, dict)
+        assert isinstance(page, dict)
+        now = self.clock.earliest()
+        rows = [to_row({"steps": {"M": {}}, **item})[0] for item in page.get("Items", ())]
+        overdue = [now - max(row.lease_end, row.expires) for row in rows if semantics.sweepable(row, now) is not None]
+        described = reply["Table"]
+        return Size(described.get("ItemCount", 0), False, described.get("TableSizeBytes"), max(overdue, default=0.0))
+
     def _settle(self, op: Op[Any], item: Item | None, *, once: bool = False) -> CallProgram[Any]:
         """Write what the table of states makes of the item, if it is still the same version."""
         for _ in range(TRIES):
@@ -379,6 +428,15 @@ _EXPIRED: Final[dict[str, Any]] = {
     "ConsistentRead": True,
 }
 
+_PLACE: Final = "id"
+"""Stands before the id in the cursor of a list."""
+_SHOWN: Final = [name for name in ATTRIBUTES if name not in ("steps", "snapshot", "ttl")]
+_LISTED: Final[dict[str, Any]] = {
+    "ProjectionExpression": ", ".join(f"#{name}" for name in _SHOWN),
+    "ExpressionAttributeNames": {f"#{name}": name for name in _SHOWN},
+    "ConsistentRead": True,
+}
+
 _PROGRAMS: Final[dict[type[Op[Any]], Callable[[DynamoDBPrograms, Any], CallProgram[Any]]]] = {
     Claim: DynamoDBPrograms.claim,
     Renew: DynamoDBPrograms.renew,
@@ -389,4 +447,6 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[DynamoDBPrograms, Any], CallProgr
     Lookup: DynamoDBPrograms.lookup,
     Resolve: DynamoDBPrograms.resolve,
     Sweep: DynamoDBPrograms.sweep,
+    ListRecords: DynamoDBPrograms.list_page,
+    Measure: DynamoDBPrograms.measure,
 }

@@ -105,6 +105,7 @@ class DynamoDBStore:
     wakes = False
     counts = False
     resumes = False
+    lists = True
     trails = False
     adopt = None
     accept = staticmethod(accept)

@@ -10,6 +10,7 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from semel.sql.migrations import MYSQL
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
 from semel.stores.mysql.connections import Asyncmy, MySQLSettings
+from semel.stores.risks import Risk, mysql_risks
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")
@@ -48,13 +50,24 @@ async def check_async(url: str) -> None:
         await driver.close(connection)
 
 
+async def risks_async(url: str) -> list[Risk]:
+    """Return the ways in which the server's settings can lose records."""
+    driver = Asyncmy()
+    connection = await driver.connect(MySQLSettings.for_migration(url))
+    try:
+        return await sql.run_async(mysql_risks(time.time), connection)
+    finally:
+        await driver.close(connection)
+
+
 class AsyncMySQLStore:
     """A store in MySQL 8 or MariaDB 10.6+, for one event loop. Connections are opened when first needed."""
 
     wakes = False
     counts = True
     resumes = True
-    trails = False
+    lists = True
+    trails = True
     accept = None
 
     def __init__(

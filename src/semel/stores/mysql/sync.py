@@ -17,6 +17,7 @@ from semel.sql.migrations import MYSQL
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
 from semel.stores.mysql.connections import MySQLSettings, PyMySQL
+from semel.stores.risks import Risk, mysql_risks
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")
@@ -45,13 +46,24 @@ def check(url: str) -> None:
         driver.close(connection)
 
 
+def risks(url: str) -> list[Risk]:
+    """Return the ways in which the server's settings can lose records."""
+    driver = PyMySQL()
+    connection = driver.connect(MySQLSettings.for_migration(url))
+    try:
+        return sql.run(mysql_risks(time.time), connection)
+    finally:
+        driver.close(connection)
+
+
 class MySQLStore:
     """A store in MySQL 8 or MariaDB 10.6+, for threads. Connections are opened when first needed."""
 
     wakes = False
     counts = True
     resumes = True
-    trails = False
+    lists = True
+    trails = True
     accept = None
 
     def __init__(

@@ -11,6 +11,7 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from semel.stores.batching.aio_connection import AsyncRetryingConnection
 
 # sync: from semel.stores.postgres.connections import PostgresSettings, Psycopg, open_listener
 from semel.stores.postgres.connections import DriverName, PostgresSettings, driver_named, open_listener_async
+from semel.stores.risks import Risk, postgres_risks
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")
@@ -53,12 +55,23 @@ async def check_async(url: str, *, driver: DriverName | None = None) -> None:
         await chosen.close(connection)
 
 
+async def risks_async(url: str, *, driver: DriverName | None = None) -> list[Risk]:
+    """Return the ways in which the server's settings can lose records."""
+    chosen = driver_named(driver)  # sync: chosen = Psycopg()
+    connection = await chosen.connect(PostgresSettings.for_migration(url))
+    try:
+        return await sql.run_async(postgres_risks(time.time), connection)
+    finally:
+        await chosen.close(connection)
+
+
 class AsyncPostgresStore:
     """A store in PostgreSQL, for one event loop. Connections are opened when first needed."""
 
     counts = True
     resumes = True
-    trails = False
+    lists = True
+    trails = True
     accept = None
 
     def __init__(

@@ -6,6 +6,7 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from semel.sql.migrations import POSTGRES
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
 from semel.stores.postgres.connections import PostgresSettings, Psycopg, open_listener
+from semel.stores.risks import Risk, postgres_risks
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")
@@ -46,12 +48,23 @@ def check(url: str) -> None:
         chosen.close(connection)
 
 
+def risks(url: str) -> list[Risk]:
+    """Return the ways in which the server's settings can lose records."""
+    chosen = Psycopg()
+    connection = chosen.connect(PostgresSettings.for_migration(url))
+    try:
+        return sql.run(postgres_risks(time.time), connection)
+    finally:
+        chosen.close(connection)
+
+
 class PostgresStore:
     """A store in PostgreSQL, for threads. Connections are opened when first needed."""
 
     counts = True
     resumes = True
-    trails = False
+    lists = True
+    trails = True
     accept = None
 
     def __init__(

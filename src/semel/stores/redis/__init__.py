@@ -1,7 +1,7 @@
 """Records in Redis 7 or newer, or Valkey: a single server, behind Sentinel, or a Cluster."""
 
 from semel.stores.redis.aio import AsyncRedisStore
-from semel.stores.redis.risks import Risk
-from semel.stores.redis.sync import RedisStore
+from semel.stores.redis.sync import RedisStore, risks
+from semel.stores.risks import Risk
 
-__all__ = ["AsyncRedisStore", "RedisStore", "Risk"]
+__all__ = ["AsyncRedisStore", "RedisStore", "Risk", "risks"]

@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from semel.core.ops import Op, Sweep, Swept
+from semel.core.ops import Op
 from semel.core.policy import Duration
+from semel.core.trail.moments import TRAIL_OPS
 from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
 from semel.stores.listening import AsyncListener
@@ -26,8 +27,7 @@ from semel.stores.redis.failures import (
     OpRetry,
     ServerUnreachable,
 )
-from semel.stores.redis.programs import RedisPrograms, WatchAttempt
-from semel.stores.redis.risks import Risk
+from semel.stores.redis.programs import WALKS, RedisPrograms, WatchAttempt
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     RETRY_FOR,
@@ -35,6 +35,8 @@ from semel.stores.redis.settings import (
     Address,
     RedisSettings,
 )
+from semel.stores.redis.trail import KeyedCommand, trail_program
+from semel.stores.risks import Risk
 
 R = TypeVar("R")
 
@@ -44,7 +46,8 @@ class AsyncRedisStore:
 
     counts = False
     resumes = False
-    trails = False
+    lists = True
+    trails = True
     adopt = None
     accept = None
 
@@ -88,8 +91,10 @@ class AsyncRedisStore:
             durable: AsyncRedisConnection | None = None
             where = redirection
             try:
-                if type(op) is Sweep:
-                    return cast(R, await self._sweep(op))
+                if type(op) in WALKS:
+                    return cast(R, await self._walk(op))
+                if type(op) in TRAIL_OPS:
+                    return cast(R, await self._trail(op))
                 if redirection is None:
                     connection = servers.only
                     if connection is None or connection.closed or connection.loop is not asyncio.get_running_loop():
@@ -205,12 +210,42 @@ class AsyncRedisStore:
         finally:
             connection.close()
 
-    async def _sweep(self, op: Sweep) -> Swept:
-        servers = self._servers
-        sweep = self._programs.sweep(op, await servers.masters(), servers.cursors)
+    async def _trail(self, op: Op[Any]) -> Any:
+        """Run an Op of a trail, whose keys may be on many servers. A retry sends all of its commands again."""
+        program = trail_program(op, self._programs.prefix)
         try:
-            address, commands = next(sweep)
+            commands = next(program)
             while True:
-                address, commands = sweep.send(await (await servers.connection(address)).exchange(commands))
+                commands = program.send(await self._exchange_keyed(commands))
         except StopIteration as stop:
-            return cast(Swept, stop.value)
+            return stop.value
+
+    async def _exchange_keyed(self, commands: list[KeyedCommand]) -> list[Any]:
+        servers = self._servers
+        places: dict[Address, list[int]] = {}
+        for at, (key, _) in enumerate(commands):
+            places.setdefault(await servers.address_of(key), []).append(at)
+        replies: list[Any] = [None] * len(commands)
+        for address, chosen in places.items():
+            connection = await servers.connection(address)
+            found = await connection.exchange([commands[at][1] for at in chosen])
+            for at, reply in zip(chosen, found, strict=True):
+                if isinstance(reply, (NotMaster, ConnectionLost)):
+                    servers.drop(connection)
+                elif isinstance(reply, Moved):
+                    servers.topology.moved(reply, address)
+                if isinstance(reply, SemelError):
+                    raise reply
+                replies[at] = reply
+        return replies
+
+    async def _walk(self, op: Op[Any]) -> Any:
+        """Run an Op that is not about one record."""
+        servers = self._servers
+        walk = self._programs.walk(op, await servers.masters(), servers.cursors)
+        try:
+            address, commands = next(walk)
+            while True:
+                address, commands = walk.send(await (await servers.connection(address)).exchange(commands))
+        except StopIteration as stop:
+            return stop.value

@@ -32,9 +32,10 @@ from semel.stores.redis.failures import (
     server_unreachable,
     with_cause,
 )
-from semel.stores.redis.risks import QUESTIONS, Risk, RiskLog
+from semel.stores.redis.risks import QUESTIONS, RiskLog
 from semel.stores.redis.settings import CLOSE_TIMEOUT, MAX_IN_FLIGHT, Address, RedisSettings
 from semel.stores.redis.topology import SearchTime, Topology, topology_of
+from semel.stores.risks import Risk
 
 WRITE_EARLY: Final = 8
 """So many commands are written without waiting for the end of the turn. With fewer, the system calls cost too much."""

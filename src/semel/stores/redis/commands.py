@@ -22,10 +22,11 @@ from semel.errors import ConfigurationError, SemelError
 from semel.stores.redis.failures import NotMaster
 from semel.stores.redis.settings import RedisSettings
 
-_STANDALONE: Final = frozenset({"complete", "confirm"})
+_STANDALONE: Final = frozenset({"complete", "confirm", "show", "keep_minutes"})
 """Scripts that do not need ``record.lua``."""
 SCRIPT_NAMES: Final = (
     "claim", "renew", "complete", "release", "save_step", "confirm", "lookup", "resolve", "watch", "sweep",
+    "show", "keep_minutes",
 )  # fmt: skip
 
 

@@ -24,9 +24,10 @@ from semel.stores.redis.failures import (
     server_unreachable,
     with_cause,
 )
-from semel.stores.redis.risks import QUESTIONS, Risk, RiskLog
+from semel.stores.redis.risks import QUESTIONS, RiskLog
 from semel.stores.redis.settings import Address, RedisSettings
 from semel.stores.redis.topology import SearchTime, Topology, topology_of
+from semel.stores.risks import Risk
 from semel.stores.settings import require
 
 

@@ -11,6 +11,7 @@ the result is confirmed. A replay that finds no such note writes to the record, 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Set
+from dataclasses import replace
 from time import monotonic_ns
 from typing import Any, Final, TypeAlias
 
@@ -19,17 +20,23 @@ from semel.core.ops import (
     Claimed,
     Complete,
     Existing,
+    Listing,
+    ListRecords,
     Lookup,
+    Measure,
     Op,
+    Record,
     Release,
     Renew,
     Resolve,
     SaveStep,
+    Size,
     Sweep,
     Swept,
     make_claimed,
     make_existing,
 )
+from semel.core.semantics import is_filtered, is_listed, not_a_place, pack_place, unpack_place
 from semel.core.states import State
 from semel.core.values import value
 from semel.errors import SemelError, StoreError, StoreUncertain
@@ -54,12 +61,25 @@ from semel.stores.redis.layout import (
 from semel.stores.redis.settings import Address, RedisSettings
 
 OpProgram: TypeAlias = Generator[RedisCommand, Any, Any]
-SweepProgram: TypeAlias = Generator[tuple[Address, list[RedisCommand]], list[Any], Swept]
+WalkProgram: TypeAlias = Generator[tuple[Address, list[RedisCommand]], list[Any], Any]
+"""The program of an Op that is not about one record. It yields commands with the server they are for."""
 
 SCAN_COUNT: Final = 50
 _CLAIM: Final = template(b"SET", None, None, b"NX", b"GET", b"PX", None)
 MAX_SCANS: Final = 400
 """The most calls of SCAN in one sweep of one server. They cover about 20,000 keys, including those of others."""
+LIST_COUNT: Final = 100
+"""How many keys a list reads at a time."""
+SAMPLE: Final = 1000
+"""From so many keys of each server Measure estimates how many of all its keys are records."""
+WEIGHED: Final = 20
+"""From the size of so many records Measure estimates the size of all."""
+_SEEN: Final = 8
+"""So many bytes of an id stand in the cursor of a list."""
+
+
+WALKS: Final = frozenset({Sweep, ListRecords, Measure})
+"""The Ops that are not about one record."""
 
 
 @value
@@ -239,7 +259,16 @@ class RedisPrograms:
                 else "Redis has it, but has not confirmed in time that it is on disk"
             )
 
-    def sweep(self, op: Sweep, masters: Iterable[Address], cursors: dict[Address, bytes]) -> SweepProgram:
+    def walk(self, op: Op[Any], masters: Iterable[Address], cursors: dict[Address, bytes]) -> WalkProgram:
+        """Run an Op of ``WALKS``. ``cursors`` is where the last sweep of each server has stopped."""
+        if isinstance(op, ListRecords):
+            return self._list(op, list(masters))
+        if isinstance(op, Measure):
+            return self._measure(masters)
+        assert isinstance(op, Sweep)
+        return self._sweep(op, masters, cursors)
+
+    def _sweep(self, op: Sweep, masters: Iterable[Address], cursors: dict[Address, bytes]) -> WalkProgram:
         """Mark abandoned records as unknown, on one server after the other; yields commands with their server.
 
         Records that are done, or may be run again, expire by themselves, so ``Swept.removed`` is always 0. A record
@@ -267,14 +296,12 @@ class RedisPrograms:
 
         The cursor is ``b"0"`` after the last page.
         """
-        pattern = _escaped(self.prefix) + b"*"
         sweep = self._scripts["sweep"]
         unknown = 0
         for _ in range(MAX_SCANS):
             if unknown >= limit:
                 break
-            scan = RedisCommand((b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_COUNT))
-            ((following, keys),) = _raise_error((yield [scan]))
+            ((following, keys),) = _raise_error((yield [self._scan(cursor, SCAN_COUNT)]))
             if keys:
                 heads = yield [RedisCommand((b"GETRANGE", key, 0, HEAD.size - 1)) for key in keys]
                 candidates = [
@@ -297,6 +324,109 @@ class RedisPrograms:
             if cursor == b"0":
                 break
         return cursor, unknown
+
+    def _list(self, op: ListRecords, masters: list[Address]) -> WalkProgram:
+        """A page of records, by SCAN on one server after the other.
+
+        SCAN returns every key that is there from the first call to the last. A page ends after a call of SCAN, or among
+        the keys that one call has returned. Then its cursor names those that are dealt with, and the next page makes
+        the same call again. Keys that SCAN returns twice in a page are shown once. (It repeats keys only while the
+        server makes its table of keys smaller.)
+        """
+        first, server, seen = ("0", "", b"") if op.after is None else _scan_place(op.after)
+        if server and len(masters) > 1:  # a single master may have another address since a failover
+            masters = [address for address in masters if str(address) >= server]
+            if masters and str(masters[0]) != server:
+                first, seen = "0", b""
+        done = {seen[at : at + _SEEN] for at in range(0, len(seen), _SEEN)}
+        cursor = first.encode()
+        found: list[Record] = []
+        looked_at, left = 0, op.look
+        for address, following in zip(masters, [*masters[1:], None], strict=True):
+            while True:
+                count = min(left, LIST_COUNT if is_filtered(op) else op.limit - len(found))
+                scan = self._scan(cursor, count, b"TYPE", b"string")
+                time, (next_cursor, keys) = _raise_error((yield address, [RedisCommand((b"TIME",)), scan]))
+                ids = sorted({id for key in keys if (id := self._id(key)) is not None and id[:_SEEN] not in done})
+                now = int(time[0]) * 1_000_000 + int(time[1])
+                records = yield from self._show(address, ids[:left], now)
+                dealt: list[bytes] = []
+                for id, record in records:
+                    if record is not None and is_listed(op, record):
+                        if len(found) == op.limit:
+                            break
+                        found.append(record)
+                    dealt.append(id[:_SEEN])
+                looked_at += len(dealt)
+                left -= max(len(dealt), count)
+                if len(dealt) < len(ids):
+                    return Listing(tuple(found), _pack_scan(cursor, address, [seen, *dealt]), looked_at)
+                done.update(dealt)
+                seen, cursor = b"", next_cursor
+                if cursor == b"0" and following is None:
+                    return Listing(tuple(found), None, looked_at)
+                if left <= 0 or len(found) == op.limit:
+                    where = following if cursor == b"0" and following is not None else address
+                    return Listing(tuple(found), _pack_scan(cursor, where), looked_at)
+                if cursor == b"0":
+                    break
+        return Listing(tuple(found), None, looked_at)
+
+    def _show(self, address: Address, ids: list[bytes], now: int) -> WalkProgram:
+        """Return the ids with their records, or with None where there is none any more."""
+        if not ids:
+            return []
+        show = self._scripts["show"]
+        replies = _raise_error((yield address, [show.call(self.key(id)) for id in ids]))
+        records = [
+            reply and replace(record_of(id, reply[0], now, reply[1] / 1000, reply[2] / 1000), snapshot=None)
+            for id, reply in zip(ids, replies, strict=True)
+        ]
+        return list(zip(ids, records, strict=True))
+
+    def _measure(self, masters: Iterable[Address]) -> WalkProgram:
+        """Estimate the number of records from a part of the keys of each server, which may have keys of others too."""
+        records, exact, weights = 0, True, []
+        for address in masters:
+            commands = [RedisCommand((b"DBSIZE",)), RedisCommand((b"SCAN", 0, b"COUNT", SAMPLE))]
+            size, (cursor, keys) = _raise_error((yield address, commands))
+            ours = [key for key in set(keys) if self._id(key) is not None]
+            if cursor == b"0":
+                records += len(ours)
+            else:
+                exact = False
+                records += round(size * len(ours) / max(1, len(keys)))
+            if ours:
+                replies = yield address, [RedisCommand((b"MEMORY", b"USAGE", key)) for key in ours[:WEIGHED]]
+                weights += [reply for reply in replies if isinstance(reply, int)]
+        room = round(sum(weights) / len(weights) * records) if weights else None
+        return Size(records, exact, room, 0.0)
+
+    def _scan(self, cursor: bytes, count: int, *more: bytes) -> RedisCommand:
+        return RedisCommand((b"SCAN", cursor, b"MATCH", _escaped(self.prefix) + b"*", b"COUNT", count, *more))
+
+    def _id(self, key: bytes) -> bytes | None:
+        """Return the id of the record under this key, or None if it is the key of something else."""
+        digits = key[len(self.prefix) :]
+        if len(digits) != 32 or not key.startswith(self.prefix):
+            return None
+        try:
+            return bytes.fromhex(digits.decode())
+        except ValueError:
+            return None
+
+
+def _scan_place(after: str) -> tuple[str, str, bytes]:
+    """Return where a page has ended: the cursor of SCAN, the server, and the keys of that call that are dealt with."""
+    place, seen = unpack_place(after)
+    cursor, _, server = place.partition("@")
+    if not cursor.isdecimal():
+        raise not_a_place(after)
+    return cursor, server, seen
+
+
+def _pack_scan(cursor: bytes, server: Address, seen: Iterable[bytes] = ()) -> str:
+    return pack_place(f"{cursor.decode()}@{server}", b"".join(seen))
 
 
 def _claim_changes_nothing(op: Claim, value: bytes, left: int, lease_left: int) -> bool:

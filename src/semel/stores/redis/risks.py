@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from semel.errors import SemelError
 from semel.stores.redis.commands import RedisCommand
 from semel.stores.redis.settings import RedisSettings
+from semel.stores.risks import Risk
 
 _SETTINGS: Final = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save")
 QUESTIONS: Final = [
@@ -22,19 +22,6 @@ QUESTIONS: Final = [
 ]
 """The commands to send to a server; ``assess`` reads the replies."""
 _log: Final = logging.getLogger("semel.redis")
-
-
-@dataclass(frozen=True)
-class Risk:
-    """A way in which the settings of a server can lose records."""
-
-    name: str
-    """``eviction``, ``no-persistence``, ``snapshots-only``, ``lazy-fsync``, ``asynchronous-replicas``,
-    ``partly-confirmed`` or ``unreadable``."""
-    what: str
-    """What can happen."""
-    remedy: str
-    """What to change to avoid it."""
 
 
 def assess(replies: Iterable[Any], *, wait_replicas: int, wait_aof: bool) -> list[Risk]:

@@ -19,11 +19,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar
 
-from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep, Sweep, Swept
+from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep
 from semel.core.policy import Duration
+from semel.core.trail.moments import TRAIL_OPS
 from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUncertain
 from semel.stores.batching.combiner import Combiner
@@ -39,8 +41,7 @@ from semel.stores.redis.failures import (
     ServerUnreachable,
     unconfirmed,
 )
-from semel.stores.redis.programs import OpProgram, RedisPrograms, WatchAttempt
-from semel.stores.redis.risks import Risk
+from semel.stores.redis.programs import WALKS, OpProgram, RedisPrograms, WatchAttempt
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     CONNECTIONS,
@@ -49,6 +50,8 @@ from semel.stores.redis.settings import (
     Address,
     RedisSettings,
 )
+from semel.stores.redis.trail import KeyedCommand, trail_program
+from semel.stores.risks import Risk
 
 R = TypeVar("R")
 _ALWAYS_DURABLE: Final = frozenset({Complete, SaveStep, Resolve})
@@ -59,12 +62,19 @@ _Outcome: TypeAlias = tuple[int, "Address | None", Any]
 """The result of one try: the Op's position, the server, and the answer or an error."""
 
 
+def risks(url: str) -> list[Risk]:
+    """Return the ways in which the servers' settings can lose records."""
+    with closing(RedisStore(url, listen=False)) as store:
+        return store.risks()
+
+
 class RedisStore:
     """A store in Redis 7 or newer, or Valkey, for threads. Connections are opened when first needed."""
 
     counts = False
     resumes = False
-    trails = False
+    lists = True
+    trails = True
     adopt = None
     accept = None
 
@@ -274,8 +284,11 @@ class RedisBatchConnection:
         failed: dict[Address | None, SemelError] = {}
         for at in chosen:
             op = ops[at]
-            if type(op) is Sweep:
-                outcomes.append((at, None, self._sweep(op)))
+            if type(op) in WALKS:
+                outcomes.append((at, None, self._walk(op)))
+                continue
+            if type(op) in TRAIL_OPS:
+                outcomes.append((at, None, self._trail(op)))
                 continue
             key = self._programs.key(op.id)
             address = where = redirections.pop(at, None)
@@ -345,16 +358,47 @@ class RedisBatchConnection:
         replies = iter(connection.exchange(commands, asking=group[0].asking) if commands else ())
         return [None if isinstance(each.command, UnansweredCommand) else next(replies) for each in group]
 
-    def _sweep(self, op: Sweep) -> Swept | SemelError:
+    def _walk(self, op: Op[Any]) -> Any:
+        """Run an Op that is not about one record. Returns the answer or the error."""
         try:
-            sweep = self._programs.sweep(op, self._servers.masters(), self._servers.cursors)
-            address, commands = next(sweep)
+            walk = self._programs.walk(op, self._servers.masters(), self._servers.cursors)
+            address, commands = next(walk)
             while True:
-                address, commands = sweep.send(self._connection(address).exchange(commands))
+                address, commands = walk.send(self._connection(address).exchange(commands))
         except StopIteration as stop:
-            return cast(Swept, stop.value)
+            return stop.value
         except SemelError as error:
             return error
+
+    def _trail(self, op: Op[Any]) -> Any:
+        """Run an Op of a trail, whose keys may be on many servers. A retry sends all of its commands again."""
+        program = trail_program(op, self._programs.prefix)
+        try:
+            commands = next(program)
+            while True:
+                commands = program.send(self._exchange_keyed(commands))
+        except StopIteration as stop:
+            return stop.value
+        except SemelError as error:
+            return error
+
+    def _exchange_keyed(self, commands: list[KeyedCommand]) -> list[Any]:
+        places: dict[Address, list[int]] = {}
+        for at, (key, _) in enumerate(commands):
+            places.setdefault(self._servers.address_of(key), []).append(at)
+        replies: list[Any] = [None] * len(commands)
+        for address, chosen in places.items():
+            connection = self._connection(address)
+            found = connection.exchange([commands[at][1] for at in chosen])
+            for at, reply in zip(chosen, found, strict=True):
+                if isinstance(reply, (NotMaster, ConnectionLost)):
+                    self._drop(connection)
+                elif isinstance(reply, Moved):
+                    self._servers.topology.moved(reply, address)
+                if isinstance(reply, SemelError):
+                    raise reply
+                replies[at] = reply
+        return replies
 
     def risks(self) -> list[Risk]:
         """Return the risks of all servers that take writes, each once."""

@@ -67,6 +67,7 @@ class TieredStore:
         self.wakes = primary.wakes
         self.counts = primary.counts
         self.resumes = primary.resumes
+        self.lists = primary.lists
         self.trails = primary.trails
         self.adopt = primary.adopt
         self.accept = primary.accept

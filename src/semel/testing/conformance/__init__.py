@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-_WITH_ASSERTIONS = ("claims", "concurrency", "lifetimes", "owners", "script", "steps")
+_WITH_ASSERTIONS = ("claims", "concurrency", "lifetimes", "listing", "owners", "script", "steps")
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _WITH_ASSERTIONS))
 
 from semel.testing.conformance.script import (  # noqa: E402

@@ -124,6 +124,8 @@ class Proof:
     """Whether it applies only to stores that declare ``counts``."""
     resumes: bool = False
     """Whether it applies only to stores that declare ``resumes``."""
+    lists: bool = False
+    """Whether it applies only to stores that declare ``lists``."""
 
     def __str__(self) -> str:
         return self.name

@@ -21,7 +21,7 @@ import pytest
 from semel.core.ops import Lookup
 from semel.engine.ports import AsyncStore, Store
 from semel.errors import StoreError
-from semel.testing.conformance import claims, concurrency, lifetimes, owners, steps
+from semel.testing.conformance import claims, concurrency, lifetimes, listing, owners, steps
 from semel.testing.conformance.script import (
     Batch,
     Elapse,
@@ -39,7 +39,7 @@ from semel.testing.conformance.script import (
 FAMILIES = (
     *(claims.CLAIM, owners.LEASE, owners.FENCING, claims.REPLAY, lifetimes.EXPIRY, steps.STEPS, owners.RESOLVE),
     *(lifetimes.SWEEP, claims.VALUES, concurrency.BATCH, concurrency.RACE, concurrency.WAKEUP, lifetimes.COUNT),
-    steps.RESUME,
+    *(steps.RESUME, listing.LIST, listing.MEASURE),
 )
 """All proofs, grouped by the operation that they test."""
 PATIENCE: Final = 90.0
@@ -198,8 +198,8 @@ def play_async(
     asyncio.run(main())
 
 
-def _declared(store: Store | AsyncStore) -> tuple[bool, bool, bool]:
-    return store.wakes, store.counts, store.resumes
+def _declared(store: Store | AsyncStore | type[_Suite]) -> tuple[bool, ...]:
+    return store.wakes, store.counts, store.resumes, store.lists
 
 
 class _Suite:
@@ -213,6 +213,8 @@ class _Suite:
     """Whether the store counts a tenant's live records. Must equal the store's own ``counts``."""
     resumes: ClassVar[bool] = False
     """Whether the store lists resumable operations. Must equal the store's own ``resumes``."""
+    lists: ClassVar[bool] = False
+    """Whether the store lists and measures its records. Must equal the store's own ``lists``."""
     forgets_expired: ClassVar[bool] = False
     """Whether the store removes expired records by itself, such as with a server-side TTL, so that none are swept."""
     examples: ClassVar[int] = 40
@@ -239,6 +241,8 @@ class _Suite:
             pytest.skip("the store does not declare counts")
         if proof.resumes and not self.resumes:
             pytest.skip("the store does not declare resumes")
+        if proof.lists and not self.lists:
+            pytest.skip("the store does not declare lists")
         if proof.keeps_expired and self.forgets_expired:
             pytest.skip("the store removes expired records by itself")
         self._player(proof, open_store, shared=self.shared, clock=clock)
@@ -269,7 +273,7 @@ class StoreSuite(_Suite):
         store = open_store()
         declared = _declared(store)
         store.close()
-        assert declared == (self.wakes, self.counts, self.resumes), "the suite and the store must declare the same"
+        assert declared == _declared(type(self)), "the suite and the store must declare the same"
 
     def test_opens_again(self, open_store: Callable[[], Store]) -> None:
         store = open_store()
@@ -292,14 +296,14 @@ class AsyncStoreSuite(_Suite):
     _player = staticmethod(play_async)
 
     def test_declares_what_it_can_do(self, open_store: Callable[[], AsyncStore]) -> None:
-        async def ask() -> tuple[bool, bool, bool]:
+        async def ask() -> tuple[bool, ...]:
             store = open_store()
             declared = _declared(store)
             await store.close()
             return declared
 
         declared = asyncio.run(ask())
-        assert declared == (self.wakes, self.counts, self.resumes), "the suite and the store must declare the same"
+        assert declared == _declared(type(self)), "the suite and the store must declare the same"
 
     def test_opens_again(self, open_store: Callable[[], AsyncStore]) -> None:
         async def use() -> None:

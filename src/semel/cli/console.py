@@ -1,0 +1,137 @@
+"""``semel console``: the web page that shows what was asked, what ran, what is in doubt, and the ways out."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.cli.commands import (
+    OK,
+    STORE_VARIABLE,
+    URLS,
+    Command,
+    load_guard,
+    names_guard,
+    open_guard,
+    plain_or_guard,
+    port_number,
+    say,
+    stop_on_signals,
+)
+from semel.errors import ConfigurationError, MissingDependency
+
+if TYPE_CHECKING:
+    from semel.console import Console
+
+PORT: Final = 8088
+TOKEN_VARIABLE: Final = "SEMEL_CONSOLE_TOKEN"
+"""The environment variable that holds the token. It keeps it out of ``ps``."""
+SHORTEST_TOKEN: Final = 16
+"""Characters, where other machines can try."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "url", metavar="URL", nargs="+", type=plain_or_guard,
+        help=f"the stores: {URLS}; may be left out if {STORE_VARIABLE} is set. Or guards of a service, "
+        "shop.orders:guard, with their secrets and key rings",
+    )  # fmt: skip
+    parser.add_argument("--app-dir", default=".", metavar="DIR", help="where to import a guard from (default: here)")
+    parser.add_argument("--port", type=port_number, default=PORT, metavar="P", help=f"0: a free one (default: {PORT})")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="H",
+        help="the address to listen on (default: 127.0.0.1); any other than this machine's own needs a token",
+    )  # fmt: skip
+    parser.add_argument(
+        "--token", default=os.environ.get(TOKEN_VARIABLE), metavar="T",
+        help="whoever knows it may look and act; without one, whoever is on this machine may look. May be left out if "
+        f"{TOKEN_VARIABLE} is set",
+    )  # fmt: skip
+    parser.add_argument("--show-keys", action="store_true", help="show keys in full")
+    parser.add_argument("--show-bodies", action="store_true", help="show stored answers and the data of messages")
+    parser.add_argument(
+        "--running-too-long", default="10m", metavar="T", help="list what runs for longer as stuck (default: 10m)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        from semel.console import Access, Console
+        from semel.console.gate import allow_on_this_machine, is_loopback
+        from semel.console.watched import Watched, names_for
+    except ImportError as error:
+        raise MissingDependency(error.name or "starlette", "console") from error
+
+    if not is_loopback(args.host):
+        if not args.token:
+            raise ConfigurationError(
+                f"on {args.host} others can reach the console: protect it with --token, or set {TOKEN_VARIABLE}"
+            )
+        if len(args.token) < SHORTEST_TOKEN:
+            raise ConfigurationError(
+                f"on {args.host} others can try tokens: use one of at least {SHORTEST_TOKEN} characters"
+            )
+    watched: dict[str, Watched] = {}
+    for name, target in names_for(args.url).items():
+        if names_guard(str(target)):
+            watched[name] = load_guard(str(target), args.app_dir)
+        else:
+            with open_guard(str(target), reads_only=True) as guard:  # it exists and has its tables, or this raises
+                guard.check()
+            watched[name] = target
+    shown: dict[str, Any] = {"show_keys": args.show_keys, "show_bodies": args.show_bodies}
+    how: dict[str, Any] = {"running_too_long": args.running_too_long}
+    if args.token:
+        console = Console(watched, token=args.token, **shown, **how)
+    else:
+        console = Console(watched, allow=allow_on_this_machine(Access(who="local", **shown)), **how)
+    return _serve(console, args)
+
+
+def _serve(console: Console, args: argparse.Namespace) -> int:
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise MissingDependency("uvicorn", "console") from error
+
+    class Server(uvicorn.Server):
+        def capture_signals(self) -> Any:  # ours are set below
+            return contextlib.nullcontext()
+
+    server = Server(
+        uvicorn.Config(
+            console, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=3,
+            server_header=False,
+        )
+    )  # fmt: skip
+
+    def stop() -> None:
+        server.should_exit = True
+        console.stop_streams()
+
+    with _listen(args.host, args.port) as listening, stop_on_signals(stop):
+        host, port = listening.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        say(f"the console is on http://{shown}:{port}/ (Ctrl-C ends it)" + ("" if args.token else "; read-only"))
+        server.run([listening])
+    return OK
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigurationError(
+            f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port, or 0 for a free one"
+        ) from error
+    listening.set_inheritable(False)
+    return listening
+
+
+CONSOLE = Command(
+    "console", "Serve the web console: what was asked, what ran, what is in doubt, and the ways out.", configure, run
+)

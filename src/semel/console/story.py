@@ -1,0 +1,138 @@
+"""The story of one key: what each moment means in words, and which hops it went through. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from semel.console.words import clock, instant, span
+from semel.trail import Moment
+
+
+class StoryLine(NamedTuple):
+    """How a kind of moment reads."""
+
+    text: str
+    """Details are filled in by their names."""
+    tone: str
+    """``good``, ``plain``, ``warn`` or ``bad``."""
+
+
+_LINES: Final = {
+    "started": StoryLine("Attempt {attempt} started: the key was free", "plain"),
+    "taken_over": StoryLine("Attempt {attempt} took over: the lease of the attempt before had ended", "warn"),
+    "completed": StoryLine("It ran, and its answer is stored ({size} bytes, {seconds})", "good"),
+    "prepared": StoryLine("It ran; its answer commits with the caller's transaction", "good"),
+    "conflicted": StoryLine("The transaction conflicted with another one and was rolled back: {error}", "plain"),
+    "failure_remembered": StoryLine("It failed, and the failure is stored: {error}", "warn"),
+    "recovered": StoryLine("The recover hook found out what the lost attempt did", "good"),
+    "released": StoryLine("It failed and the key is free again: {error}", "warn"),
+    "replayed": StoryLine("A duplicate got the stored answer; nothing ran ({seconds})", "good"),
+    "waited": StoryLine("A duplicate waited {seconds} for the first call", "plain"),
+    "turned_away": StoryLine("A duplicate was turned away with 409: the first call still ran", "plain"),
+    "mismatched": StoryLine("Refused: the key belongs to a different request", "warn"),
+    "went_unknown": StoryLine("Refused: nobody can tell whether it happened", "bad"),
+    "lease_lost": StoryLine("Attempt {attempt} came back too late: its outcome was refused", "warn"),
+    "renewal_failed": StoryLine("The lease could not be renewed: {error}", "warn"),
+    "step_saved": StoryLine("Step {step} is done and saved", "plain"),
+    "undo_failed": StoryLine("Step {step} could not be undone: {error}", "bad"),
+    "result_dropped": StoryLine("Done, but the result could not be stored: {reason}", "bad"),
+    "unstored": StoryLine("It ran, but its outcome could not be stored yet: {error}", "bad"),
+    "store_failed": StoryLine("The store failed at {op}: {error}", "bad"),
+    "unprotected": StoryLine("The store was down: it ran without a record", "bad"),
+    "expired": StoryLine("Refused: the stored answer has expired", "warn"),
+    "over_quota": StoryLine("Refused: the tenant holds {live_keys} keys, as many as its quota allows", "warn"),
+    "resolved": StoryLine("Settled by a person or a program (it happened: {happened})", "good"),
+    "outcome_released": StoryLine("The stored {outcome} was dropped: the next call runs it again", "warn"),
+    "recovery_failed": StoryLine("A resumer could not resume it: {error}", "warn"),
+    "recovery_given_up": StoryLine("Resumers have given it up", "bad"),
+    "emitted": StoryLine("A message was added to the outbox: {type}", "plain"),
+    "published": StoryLine("Sent to the broker", "good"),
+    "publish_failed": StoryLine("The message could not be sent: {error}", "warn"),
+    "publish_given_up": StoryLine("The message was given up and is a dead letter: {error}", "bad"),
+    "stream_blocked": StoryLine("The stream {stream} waits for this message: {error}", "bad"),
+    "applied": StoryLine("Applied by the consumer {consumer} ({seconds})", "good"),
+    "skipped": StoryLine("Delivered to {consumer} again, and not applied again", "good"),
+    "apply_failed": StoryLine("The handler of the message failed: {error}", "warn"),
+    "apply_given_up": StoryLine("The consumer gave the message up; it is a dead letter: {error}", "bad"),
+    "stream_gap": StoryLine("Applied although {missing} earlier messages of its stream were not", "warn"),
+}
+_TIMES: Final = frozenset({"seconds", "age", "retry_after", "store_seconds"})
+
+
+class _Details(dict[str, Any]):
+    def __missing__(self, name: str) -> str:
+        return "?"
+
+
+def tell(kind: str, attempt: int, details: dict[str, Any]) -> tuple[str, str]:
+    """Return what a moment says, and its tone."""
+    line = _LINES.get(kind) or StoryLine(kind.replace("_", " ").capitalize(), "plain")
+    shown = {name: span(value) if name in _TIMES and isinstance(value, float) else value
+             for name, value in details.items()}  # fmt: skip
+    if isinstance(shown.get("happened"), bool):
+        shown["happened"] = "yes" if shown["happened"] else "no"
+    return line.text.format_map(_Details(shown, attempt=attempt)), line.tone
+
+
+def hops(found: Sequence[tuple[str, Moment]], current: bytes) -> list[dict[str, Any]]:
+    """Return the records and messages of a chain, each below the one that called it.
+
+    :param found: the store of each moment, and the moment, by time.
+    """
+    nodes: dict[bytes, dict[str, Any]] = {}
+    parents: dict[str, str] = {}
+    for store, moment in found:
+        if not moment.id:
+            continue
+        node = nodes.setdefault(
+            moment.id, {"store": store, "id": moment.id.hex(), "operation": moment.route, "link": None, "moments": 0,
+                        "record": False, "current": moment.id == current, "at": moment.at},
+        )  # fmt: skip
+        node["moments"] += 1
+        if moment.kind in ("started", "taken_over"):
+            node["record"] = True
+            node["operation"] = moment.route
+        own = moment.details.get("key") or (moment.root.hex() if moment.root else None)
+        if own is not None and node["link"] is None:
+            node["link"] = own
+            if moment.details.get("parent"):
+                parents[own] = str(moment.details["parent"])
+    ordered = sorted(nodes.values(), key=lambda node: node["at"])
+    for node in ordered:
+        node["depth"] = _depth(node["link"], parents)
+    return ordered
+
+
+def _depth(link: str | None, parents: dict[str, str]) -> int:
+    depth = 0
+    while link is not None and depth < 6:  # a chain that names itself does not end
+        link = parents.get(link)
+        depth += link is not None
+    return depth
+
+
+def timeline(found: Iterable[tuple[str, Moment]], current: bytes) -> list[dict[str, Any]]:
+    """Return the lines of a timeline, the oldest first."""
+    lines = []
+    before: float | None = None
+    for store, moment in found:
+        text, tone = tell(moment.kind, moment.attempt, dict(moment.details))
+        lines.append(
+            {
+                "at": instant(moment.at),
+                "clock": clock(moment.at),
+                "after": None if before is None else max(0.0, moment.at - before),
+                "store": store,
+                "id": moment.id.hex(),
+                "kind": moment.kind,
+                "text": text,
+                "tone": tone,
+                "operation": moment.route,
+                "who": moment.who,
+                "attempt": moment.attempt,
+                "here": moment.id == current,
+            }
+        )
+        before = moment.at
+    return lines

@@ -1,0 +1,240 @@
+"""The stores that a console watches, by name. Each question is bounded in time and size.
+
+It knows what its store declares (listing, history, messages) and asks nothing else of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+from semel.core.lineage import read_label
+from semel.core.messaging.messages import (
+    CountLetters,
+    InspectOutbox,
+    Letter,
+    LetterFilter,
+    ListLetters,
+    OutboxState,
+)
+from semel.core.ops import Listing, ListRecords, Lookup, Measure, Op, Record, Size
+from semel.core.states import State
+from semel.engine.aio import AsyncGuard
+from semel.engine.sync import SyncGuard
+from semel.errors import ConfigurationError, MissingDependency, StoreUnavailable
+from semel.messaging import AsyncDeadLetters, DeadLetters
+from semel.stores.aio_guard import AsyncSemel
+from semel.stores.guard import Semel
+from semel.stores.urls import open_async_store, open_store, tiers
+from semel.trail import AsyncTrailReader, Minute, Moment
+
+Watched: TypeAlias = AsyncGuard | SyncGuard | str
+"""A guard, or the URL of a store."""
+R = TypeVar("R")
+PATIENCE: Final = 5.0
+"""Seconds that a store has for one answer."""
+LOOK: Final = 5000
+"""Records that a store looks at for one page."""
+FRESH: Final = 1.0
+"""Seconds for which an answer is used again: ten people who look at one page cost as much as one."""
+STORY: Final = 500
+"""Moments of one chain on a page."""
+
+
+class WatchedStore:
+    """One store, behind a guard."""
+
+    def __init__(self, name: str, watched: Watched, secret: bytes | None = None) -> None:
+        """:param secret: that of the trails, if they have one."""
+        self.name = name
+        self._secret = secret
+        self._watched = watched
+        self._opened: SyncGuard | AsyncGuard | None = None
+        self._answers: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
+
+    @property
+    def guard(self) -> AsyncGuard:
+        """The guard for this event loop. A store that is named by its URL is opened now."""
+        guard = self._base()
+        return guard.in_this_loop() if isinstance(guard, SyncGuard) else guard
+
+    def _base(self) -> SyncGuard | AsyncGuard:
+        if not isinstance(self._watched, str):
+            return self._watched
+        if self._opened is None:
+            self._opened = _open(self._watched)
+        return self._opened
+
+    @property
+    def lists(self) -> bool:
+        """Whether its records can be listed."""
+        return self.guard.store.lists
+
+    @property
+    def trail(self) -> AsyncTrailReader | None:
+        """The reader of its history, if the store can keep one."""
+        store = self.guard.store
+        return AsyncTrailReader(store, secret=self._secret) if store.trails else None
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether there is an outbox, an inbox and dead letters in the same database."""
+        return self._base().store.adopt is not None
+
+    async def ask(self, op: Op[R]) -> R:
+        """Execute an Op. Raises StoreUnavailable if that takes too long."""
+        answer: R = await self._in_time(self.guard.store.execute(op))
+        return answer
+
+    async def _in_time(self, answer: Any) -> Any:
+        try:
+            return await asyncio.wait_for(answer, PATIENCE)
+        except TimeoutError:
+            raise StoreUnavailable(f"{self.name}: no answer within {PATIENCE:g} s") from None
+
+    async def _fresh(self, question: Any, ask: Callable[[], Any]) -> Any:
+        """Ask once for all who want to know the same at about the same time."""
+        now = time.monotonic()
+        known = self._answers.get(question)
+        if known is None or now - known[0] > FRESH:
+            for old in [each for each, (at, _) in self._answers.items() if now - at > FRESH]:
+                del self._answers[old]
+            known = self._answers[question] = (now, asyncio.ensure_future(ask()))
+        return await asyncio.shield(known[1])
+
+    async def list(
+        self, states: tuple[State, ...] = (), operation: str | None = None, tenant: str | None = None,
+        older: float = 0.0, limit: int = 50, after: str | None = None,
+    ) -> Listing:  # fmt: skip
+        """Return a page of records, with keys and lineage apart."""
+        op = ListRecords(
+            states=states, operation=operation, tenant=tenant, older=older, limit=limit, look=LOOK, after=after
+        )
+        question = (states, operation, tenant, older, limit, after)
+        found: Listing = await self._fresh(question, lambda: self.ask(op))
+        return Listing(tuple(read_label(each) for each in found.records), found.after, found.looked_at)
+
+    async def measure(self) -> Size:
+        """Return how large the store is."""
+        found: Size = await self._fresh("size", lambda: self.ask(Measure()))
+        return found
+
+    async def lookup(self, id: bytes) -> Record | None:
+        """Return a record by its identity."""
+        record = await self.ask(Lookup(id))
+        return None if record is None else read_label(record)
+
+    async def minutes(self, since: float) -> tuple[Minute, ...]:
+        """Return the counts of each minute; nothing if there is no history."""
+        reader = self.trail
+        if reader is None:
+            return ()
+        since = int(since) // 60 * 60
+        found: tuple[Minute, ...] = await self._fresh(("minutes", since), lambda: self._in_time(reader.minutes(since)))
+        return found
+
+    async def story(self, id: bytes) -> tuple[Moment, ...]:
+        """Return the moments of the chain to which a record belongs."""
+        reader = self.trail
+        return () if reader is None else await self._in_time(reader.lineage_of(id, limit=STORY))
+
+    async def lineage(self, root: bytes) -> tuple[Moment, ...]:
+        """Return the moments of a chain."""
+        reader = self.trail
+        return () if reader is None else await self._in_time(reader.lineage(root, limit=STORY))
+
+    async def recent(self, limit: int, kinds: tuple[str, ...] = ()) -> tuple[Moment, ...]:
+        """Return the newest moments."""
+        reader = self.trail
+        if reader is None:
+            return ()
+        found: tuple[Moment, ...] = await self._fresh(
+            ("recent", limit, kinds), lambda: self._in_time(reader.recent(limit, kinds=kinds))
+        )
+        return found
+
+    async def outbox(self, streams: int) -> OutboxState:
+        """Return what is in the outbox."""
+        found: OutboxState = await self._fresh(("outbox", streams), lambda: self.ask(InspectOutbox(streams)))
+        return found
+
+    async def letters(self, filter: LetterFilter, after: int, limit: int) -> tuple[Letter, ...]:
+        """Return a page of dead letters."""
+        return await self.ask(ListLetters(filter, after, limit))
+
+    async def count_letters(self, filter: LetterFilter) -> int:
+        """Return how many dead letters fit."""
+        return (await self.ask(CountLetters(filter)))[0]
+
+    async def move_letters(self, purge: bool, filter: LetterFilter, limit: int) -> int:
+        """Redrive or purge dead letters. Returns how many."""
+        guard = self._base()
+        if isinstance(guard, SyncGuard):
+            letters = DeadLetters(guard.store)
+            return await asyncio.to_thread(letters.purge if purge else letters.redrive, filter, limit=limit)
+        aio_letters = AsyncDeadLetters(guard.store)
+        return await (aio_letters.purge if purge else aio_letters.redrive)(filter, limit=limit)
+
+    async def close(self) -> None:
+        """Close what was opened here. A guard of the application stays open."""
+        opened, self._opened = self._opened, None
+        if isinstance(opened, SyncGuard):
+            await asyncio.to_thread(opened.close)
+        elif opened is not None:
+            await opened.close()
+
+
+def _open(url: str) -> SyncGuard | AsyncGuard:
+    try:
+        return AsyncSemel(open_async_store(url), sweep_every=None)
+    except MissingDependency as missing:
+        try:
+            return Semel(open_store(url), sweep_every=None)
+        except MissingDependency:
+            raise missing from None
+
+
+def watch_stores(watched: Watched | Mapping[str, Watched], secret: bytes | None = None) -> dict[str, WatchedStore]:
+    """Return the stores by their names, which stand in addresses."""
+    named = watched if isinstance(watched, Mapping) else {default_name(watched): watched}
+    if not named:
+        raise ConfigurationError("a console needs a guard or the URL of a store")
+    for name, each in named.items():
+        if re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,39}", name) is None:
+            raise ConfigurationError(f"{name!r} is no name for a store in an address: use a-z, 0-9, dots and dashes")
+        if not isinstance(each, (AsyncGuard, SyncGuard, str)):
+            raise ConfigurationError(f"{name}: pass a guard or the URL of a store, not a {type(each).__name__}")
+    return {name: WatchedStore(name, each, secret) for name, each in named.items()}
+
+
+def default_name(watched: Watched) -> str:
+    """Return a name for a store, from its URL without the secrets in it."""
+    if not isinstance(watched, str):
+        return "store"
+    try:
+        parts = urlsplit(tiers(watched)[0] if watched.startswith("tiered:") else watched)
+        words = [
+            parts.scheme.partition("+")[0],
+            parts.path.rpartition("/")[2] or parts.hostname or "",
+        ]
+    except ValueError:
+        words = ["store"]
+    name = re.sub(r"[^a-z0-9.-]+", "-", "-".join(filter(None, words)).lower()).strip("-.")[:40]
+    return name or "store"
+
+
+def names_for(urls: list[str]) -> dict[str, Watched]:
+    """Return a name for each URL, no two alike."""
+    named: dict[str, Watched] = {}
+    for url in urls:
+        base = name = default_name(url)
+        number = 2
+        while name in named:
+            name = f"{base[:36]}-{number}"
+            number += 1
+        named[name] = url
+    return named

@@ -1,0 +1,73 @@
+"""Numbers, times and keys as people read them on the pages."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Final
+
+_UNITS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+
+
+def count(number: float | None) -> str:
+    """``12,345``; above that ``1.23 M``."""
+    if number is None:
+        return "–"
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
+        if number >= size:
+            return f"{number / (1e3 if unit == 'k' else size):.4g} {unit}"
+    return f"{number:,.0f}"
+
+
+def rate(per_second: float | None) -> str:
+    """``3.2/s``, or ``12/min`` if it is slow."""
+    if per_second is None:
+        return "–"
+    if per_second >= 1:
+        return f"{per_second:,.3g}/s" if per_second < 100 else f"{per_second:,.0f}/s"
+    return f"{per_second * 60:.3g}/min"
+
+
+def percent(share: float | None) -> str:
+    """``12.3 %``."""
+    if share is None:
+        return "–"
+    return f"{share:.0%}" if share in (0.0, 1.0) else f"{share:.1%}"
+
+
+def span(seconds: float | None) -> str:
+    """A duration: ``850 µs``, ``4.2 ms``, ``3.1 s``, ``12 min``, ``5 h``, ``12 d``."""
+    if seconds is None:
+        return "–"
+    seconds = max(0.0, seconds)
+    for size, unit in _UNITS:
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    if seconds >= 0.001:
+        return f"{seconds * 1000:.3g} ms"
+    return "0 s" if seconds == 0 else f"{seconds * 1e6:.0f} µs"
+
+
+def clock(at: float) -> str:
+    """The time of day of an instant, in UTC: ``14:03:07``; with the date if it was before yesterday."""
+    far = abs(time.time() - at) > 86400
+    return time.strftime("%Y-%m-%d %H:%M:%S" if far else "%H:%M:%S", time.gmtime(at))
+
+
+def instant(at: float) -> str:
+    """ISO 8601, in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def mask(text: str | None) -> str | None:
+    """The first characters of a key, so that two can be told apart and none can be used."""
+    if not text:
+        return text
+    return text[: min(4, len(text) // 3)] + "…"
+
+
+def as_json(content: Any) -> str:
+    """A stored value, as JSON that people can read; a text as it is."""
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=2, default=repr)

@@ -1,0 +1,177 @@
+"""``StoreWatch``: looks into a store now and then, for the gauges of the sinks.
+
+A look never scans a table of records, and there is at most one in each interval, however often the gauges are read. It
+happens in a thread of its own, so whoever reads the gauges never waits for the store.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from semel.core.messaging.messages import (
+    CountLetters,
+    DestinationDepth,
+    InspectOutbox,
+    LetterFilter,
+    OutboxState,
+)
+from semel.core.ops import ListRecords, Measure, Size
+from semel.core.policy import Duration, seconds
+from semel.core.states import State
+from semel.core.values import value
+from semel.engine.forking import survive_forks
+from semel.engine.ports import Store
+from semel.errors import ConfigurationError, NotMigrated, StoreError
+from semel.stores.urls import open_store
+
+EVERY: Final = "30s"
+LOOK: Final = 5000
+MAX_DESTINATIONS: Final = 50
+OTHER: Final = "(other)"
+"""Stands for all destinations that are too many."""
+UNFINISHED: Final = (State.RUNNING, State.ABANDONED, State.UNKNOWN)
+_log = logging.getLogger("semel.observe")
+
+
+@value
+class Unfinished:
+    """The records in one state, among those that were looked at."""
+
+    records: int
+    oldest: float
+    """Seconds since the first attempt of the oldest one was claimed."""
+
+
+@value
+class StoreState:
+    """What one look has found."""
+
+    up: bool
+    """False if the store has failed. Nothing else is known then."""
+    size: Size | None = None
+    """None if the store cannot list its records."""
+    unfinished: Mapping[State, Unfinished] | None = None
+    outbox: OutboxState | None = None
+    """None if there is no outbox in this store."""
+    dead_letters: int | None = None
+
+
+class StoreWatch:
+    """Looks into one store, at most once in each interval."""
+
+    def __init__(self, store: Store | str, *, every: Duration = EVERY, look: int = LOOK) -> None:
+        """
+        :param store: a sync store, or the URL of a store. In an event loop, pass the URL.
+        :param every: how often it looks, at most.
+        :param look: how many records it looks at to find those that are not finished, the newest ones first.
+        """
+        self._opened = isinstance(store, str)
+        self._store: Store = open_store(store) if isinstance(store, str) else store
+        if inspect.iscoroutinefunction(self._store.execute):
+            raise ConfigurationError(f"{type(store).__name__} is an async store: pass its URL, or a sync store")
+        self._every = seconds(every, "every")
+        self._look = look
+        self._state: StoreState | None = None
+        self._due = float("-inf")
+        self._lock = threading.Lock()
+        self._failed = ""
+        survive_forks(self._renew)
+
+    def latest(self) -> StoreState | None:
+        """Return what the last look has found; None before the first one.
+
+        If it is time for the next look, that begins, and the next call has its result.
+        """
+        with self._lock:
+            if time.monotonic() >= self._due:
+                self._due = time.monotonic() + self._every
+                threading.Thread(target=self.look, name="semel-store-watch", daemon=True).start()
+            return self._state
+
+    def look(self) -> StoreState:
+        """Look now. A failure of the store is logged."""
+        try:
+            self._state, self._failed = self._read(), ""
+        except StoreError as error:
+            self._state = StoreState(up=False)
+            if self._failed != str(error):
+                self._failed = str(error)
+                _log.warning("the store cannot be measured, so its gauges are missing: %s", error)
+        return self._state
+
+    def close(self) -> None:
+        """Close the store, if it was opened here from a URL."""
+        if self._opened:
+            self._store.close()
+
+    def _read(self) -> StoreState:
+        store = self._store
+        size, unfinished = None, None
+        if store.lists:
+            size = store.execute(Measure())
+            found = store.execute(ListRecords(states=UNFINISHED, limit=self._look, look=self._look)).records
+            ages = {state: [each.age for each in found if each.state is state] for state in UNFINISHED}
+            unfinished = {state: Unfinished(len(of), max(of, default=0.0)) for state, of in ages.items()}
+        outbox, dead_letters = None, None
+        if store.adopt is not None:
+            try:
+                outbox = bounded(store.execute(InspectOutbox(0)))
+                dead_letters = store.execute(CountLetters(LetterFilter()))[0]
+            except NotMigrated:  # the service sends no messages
+                pass
+        return StoreState(True, size, unfinished, outbox, dead_letters)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+        self._due = float("-inf")
+
+
+def bounded(state: OutboxState) -> OutboxState:
+    """Return the state with the largest destinations, and the others as one."""
+    ranked = sorted(state.destinations, key=lambda each: -each.messages)
+    kept, rest = ranked[:MAX_DESTINATIONS], ranked[MAX_DESTINATIONS:]
+    if rest:
+        messages, failing = sum(each.messages for each in rest), sum(each.failing for each in rest)
+        kept.append(DestinationDepth(OTHER, messages, failing, max(each.oldest for each in rest)))
+    return replace(state, destinations=tuple(kept))
+
+
+Gauge: TypeAlias = tuple[str, str, tuple[str, ...], dict[tuple[str, ...], float]]
+"""Its name, what it says, the names of its labels, and its values by their labels."""
+
+
+def gauges(state: StoreState | None) -> Iterator[Gauge]:
+    """Return the gauges of a look, in the words of Prometheus."""
+    if state is None:
+        return
+    yield "semel_store_up", "1 if the store could be measured, 0 if not.", (), {(): float(state.up)}
+    if state.size is not None:
+        yield "semel_records", "Records in the store; mostly an estimate.", (), {(): float(state.size.records)}
+        if state.size.bytes is not None:
+            yield "semel_records_bytes", "Room that the records take.", (), {(): float(state.size.bytes)}
+        what = "Seconds that the oldest expired record waits for a sweep."
+        yield "semel_sweep_lag_seconds", what, (), {(): state.size.sweep_lag}
+    if state.unfinished is not None:
+        found = {(state.name.lower(),): each for state, each in state.unfinished.items()}
+        what = "Records that are not finished, among the newest ones."
+        yield "semel_unfinished_records", what, ("state",), {label: each.records for label, each in found.items()}
+        what = "Seconds since the oldest of them was first claimed."
+        yield "semel_unfinished_oldest_seconds", what, ("state",), {label: each.oldest for label, each in found.items()}
+    if state.outbox is not None:
+        depths = {(each.destination,): each for each in state.outbox.destinations}
+        labels = ("destination",)
+        what = "Messages in the outbox."
+        yield "semel_outbox_messages", what, labels, {label: each.messages for label, each in depths.items()}
+        what = "Messages in the outbox that could not be sent yet."
+        yield "semel_outbox_failing_messages", what, labels, {label: each.failing for label, each in depths.items()}
+        what = "Seconds since the oldest message was added."
+        yield "semel_outbox_oldest_seconds", what, labels, {label: each.oldest for label, each in depths.items()}
+        yield "semel_relays", "Relays that live.", (), {(): float(state.outbox.relays)}
+    if state.dead_letters is not None:
+        yield "semel_dead_letters", "Messages that were given up.", (), {(): float(state.dead_letters)}
