@@ -337,24 +337,22 @@ def test_a_server_that_is_never_ready_is_ended() -> None:
 def test_a_server_of_the_session_may_rest_and_go_on() -> None:
     with ServerPool({"sleeper": Sleeper}) as pool:
         server = pool.get("sleeper")
-        first = server.pid
+        pids = [server.pid]
         pool.resume("sleeper")  # it does not rest
-        assert server.pid == first
+        pids.append(server.pid)
         pool.rest("sleeper")
-        assert server.pid is None
+        pids.append(server.pid)
         pool.resume("sleeper")
+        pids.append(server.pid)
         assert pool.get("sleeper") is server
-        assert server.pid not in (first, None)
-    assert server.pid is None
+    first, unchanged, rests, again = pids
+    assert (unchanged, rests, server.pid) == (first, None, None)
+    assert again not in (first, None)
 
 
 def test_the_tests_of_a_costly_server_are_known_by_their_names() -> None:
-    named = [
-        "tests/test_kafka.py::test_it",
-        "tests/test_x.py::test_it[rabbitmq]",
-        "tests/test_y.py::TestRedisCluster::test_it",
-    ]
-    assert [costly_kind(name) for name in named] == ["kafka", "rabbitmq", "redis_cluster"]
+    names = ["test_kafka.py::test_it", "test_x.py::test_it[rabbitmq]", "test_y.py::TestRedisCluster::test_it"]
+    assert [costly_kind(name) for name in names] == ["kafka", "rabbitmq", "redis_cluster"]
     assert costly_kind("tests/test_redis.py::test_it[postgres]") is None
 
 
