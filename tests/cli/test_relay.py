@@ -71,7 +71,7 @@ def test_the_mode_of_the_outbox_is_changed_where_it_can_be(
 def test_once_fails_if_something_was_not_sent(
     url: str, broker: RecordingBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results: dict[str, Any] = {"m0": TryAgain("busy\x1b"), "m1": Refused("bad")}
+    results: dict[str, Any] = {"m0": TryAgain("busy\x1b", 600.0), "m1": Refused("bad")}
     broker.answer = lambda message: results.get(message.id) or RecordingBroker().answer(message)
     words = ["relay", url, "--to", "kafka://host/topic", "--once", "--on-poison", "park", "--json"]
     assert main(words) == 1
@@ -85,7 +85,7 @@ def test_once_fails_if_something_was_not_sent(
     assert lines[1].split()[:4] == ["(the", "relay's)", "1", "1"]
     assert lines[2] == "stream s1: 0 wait, parked: bad"
     assert lines[3].startswith("stream s0: 1 wait, next try in ")
-    assert lines[3].endswith("s: busy\\u001b")
+    assert lines[3].endswith(": busy\\u001b")
     assert lines[4] == "no relay is running"
     broker.answer = lambda message: BrokerDown("away")
     assert main(words) == 0, "nothing is due"

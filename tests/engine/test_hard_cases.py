@@ -24,6 +24,7 @@ class Watched:
     def __init__(self, inner: Any, before: Any = None, after: Any = None) -> None:
         self.inner, self.before, self.after, self.ops = inner, before, after, []
         self.wakes, self.counts, self.resumes, self.lists = inner.wakes, inner.counts, inner.resumes, inner.lists
+        self.trails = inner.trails
         self.adopt, self.accept = inner.adopt, inner.accept
 
     def execute(self, op: Any) -> Any:
@@ -50,6 +51,7 @@ class AsyncWatched:
     def __init__(self, inner: Any, before: Any = None, after: Any = None) -> None:
         self.inner, self.before, self.after, self.ops = inner, before, after, []
         self.wakes, self.counts, self.resumes, self.lists = inner.wakes, inner.counts, inner.resumes, inner.lists
+        self.trails = inner.trails
         self.adopt, self.accept = inner.adopt, inner.accept
 
     async def execute(self, op: Any) -> Any:

@@ -58,7 +58,7 @@ class Deaf:
 
     def __init__(self, engine: Engine, error: BaseException) -> None:
         self.inner, self.engine, self.error = engine.store, engine, error
-        self.wakes = self.counts = self.resumes = self.lists = True
+        self.wakes = self.counts = self.resumes = self.lists = self.trails = True
         self.adopt = self.accept = None
         self.execute, self.execute_many = self.inner.execute, self.inner.execute_many
         self.open, self.close = self.inner.open, self.inner.close

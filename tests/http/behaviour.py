@@ -91,6 +91,7 @@ class Switchable:
     def __init__(self, store: Any) -> None:
         self._store = store
         self.wakes, self.counts, self.resumes, self.lists = store.wakes, store.counts, store.resumes, store.lists
+        self.trails = store.trails
         self.adopt, self.accept = store.adopt, store.accept
         self.down = False
 

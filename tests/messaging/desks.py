@@ -159,6 +159,10 @@ class Desk:
     def clear(self) -> None:
         if self.dialect == "postgres":
             self.sql("SELECT semel_switch('queue')")
+            self.sql(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "
+                "WHERE database = current_database()"
+            )
         for table in TABLES:
             self.sql(f"DELETE FROM semel_{table}")
 

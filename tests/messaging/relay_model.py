@@ -13,6 +13,7 @@ from semel.core.messaging.messages import (
     LANES,
     JoinRelays,
     LeaveRelays,
+    LogOwned,
     Message,
     Outgoing,
     Result,
@@ -96,7 +97,7 @@ class OutboxModel:
             case SettleMessages():
                 return self._settle(op)
             case TakeLog():
-                return "queue"
+                return LogOwned("queue")
             case LeaveRelays():
                 self._free(op.relay)
                 self.relays.pop(op.relay, None)

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from semel.core.messaging import relaying
 from semel.core.messaging.messages import (
     InspectOutbox,
     JoinRelays,
     LeaveRelays,
     LetterFilter,
+    LogOwned,
     OutboxMode,
     PassLog,
     ReadLog,
@@ -29,6 +31,7 @@ from semel.core.messaging.messages import (
 from semel.errors import ConfigurationError, SemelError
 from semel.messaging import Outbox, Relay
 from semel.observe import events
+from semel.sql.outbox_log import LOG_PROGRAMS
 from tests.messaging.desks import Desk, marked
 from tests.messaging.recording_broker import RecordingBroker
 
@@ -67,8 +70,8 @@ class LogDesk:
 
     def join(self, relay: bytes = A) -> str:
         self.desk.execute(JoinRelays(relay, LEASE))
-        mode: str = self.desk.execute(TakeLog(relay))
-        return mode
+        owned: LogOwned = self.desk.execute(TakeLog(relay))
+        return owned.mode
 
     def read(self, relay: bytes = A, limit: int = 100) -> list[Any]:
         found = self.desk.execute(ReadLog(relay, limit, LEASE, self.mode))
@@ -94,7 +97,7 @@ def desk(request: pytest.FixtureRequest, open_desk: Callable[[str], Desk]) -> De
     return open_desk(request.param)
 
 
-@pytest.fixture(params=["log"])
+@pytest.fixture(params=["log", "wal"])
 def log(request: pytest.FixtureRequest, desk: Desk) -> Iterator[LogDesk]:
     desk.execute(SwitchMode(request.param))
     log = LogDesk(desk, request.param)
@@ -257,6 +260,7 @@ def test_what_was_not_sent_is_read_again(log: LogDesk) -> None:
 def test_relays_that_die_keep_every_stream_in_order(log: LogDesk) -> None:
     """Three relays lose their leases and send from the log and the queue, while messages are added and rolled back."""
     streams, transactions = 5, 25
+    total = "SELECT sum(sequence) FROM semel_stream"
     published: list[tuple[str, int]] = []
     errors: list[BaseException] = []
     added = threading.Event()
@@ -298,7 +302,7 @@ def test_relays_that_die_keep_every_stream_in_order(log: LogDesk) -> None:
         broker.answer = answer
         until = time.monotonic() + 60
         try:
-            while not added.is_set() or log.waiting():
+            while not added.is_set() or len(set(published)) < log.desk.sql(total, conn=mine.conn)[0][0]:
                 assert time.monotonic() < until, "messages are left"
                 with suppress(Death):
                     Relay(mine.store, broker, batch=2, lease="1s", tries=1000, pause="100ms").drain()
@@ -327,8 +331,9 @@ def test_relays_that_die_keep_every_stream_in_order(log: LogDesk) -> None:
 
 
 def test_a_stream_that_fails_goes_on_in_the_queue_and_comes_back(log: LogDesk) -> None:
-    broker, happened = RecordingBroker(), []
-    relay = Relay(log.desk.store, broker, pause="100ms", on_event=happened.append)
+    broker = RecordingBroker()
+    happened: list[events.Event] = []
+    relay = Relay(log.desk.store, broker, pause="1h", longest_pause="1h", on_event=happened.append)
     broker.answer = lambda message: TryAgain("busy") if message.id == "bad" else Sent()
     for id, stream in (("a", "good"), ("bad", "s"), ("b", "s"), ("c", ""), ("d", "good")):
         log.add(id, stream)
@@ -378,6 +383,7 @@ def test_a_delayed_message_waits_in_the_queue(log: LogDesk) -> None:
 # Old messages
 
 
+@pytest.mark.parametrize("log", ["log"], indirect=True)
 def test_a_slot_is_emptied_when_all_of_it_was_read(log: LogDesk) -> None:
     desk = log.desk
     desk.sql("SELECT setval('semel_log_position', 262141)")
@@ -400,6 +406,7 @@ def test_a_slot_is_emptied_when_all_of_it_was_read(log: LogDesk) -> None:
     assert log.send() == ["next"]
 
 
+@pytest.mark.parametrize("log", ["log"], indirect=True)
 def test_a_long_transaction_elsewhere_does_not_make_reading_slower(log: LogDesk) -> None:
     log.join()
     elsewhere = log.open()
@@ -486,30 +493,107 @@ def test_a_restored_database_sends_what_it_may_not_have_sent(log: LogDesk) -> No
     assert broker.ids()[-3:] == ["before the dump", "after the restore", "later"]
 
 
+# The database's own log
+
+
+@pytest.mark.parametrize("log", ["wal"], indirect=True)
+def test_a_transaction_comes_whole_and_as_it_was_written(log: LogDesk) -> None:
+    log.join()
+    with log.desk.transaction(log.desk.conn):
+        for number in range(20):
+            log.outbox.add(
+                log.desk.conn, "größer", b"\x00\n\xff", id=f"é{number}", subject="s\\\"", headers={"a": "ü", "b": "1"},
+                destination="d", source="/here", stream="s",
+            )  # fmt: skip
+    found = log.read(limit=1)
+    assert [one.message.sequence for one in found] == list(range(1, 21))
+    message = found[0].message
+    assert message.data == b"\x00\n\xff"
+    assert (message.id, message.type, message.subject, message.headers) == (
+        "é0",
+        "größer",
+        's\\"',
+        {"a": "ü", "b": "1"},
+    )
+    assert (message.destination, message.source, message.content_type) == ("d", "/here", "application/octet-stream")
+    assert abs(message.time - time.time()) < 60
+
+
+@pytest.mark.parametrize("log", ["wal"], indirect=True)
+def test_a_slot_that_falls_back_shows_nothing_twice(log: LogDesk) -> None:
+    """After a crash of the server it may be at an earlier place."""
+    log.join()
+    log.add("one")
+    assert len(log.read()) == 1
+    log.desk.sql("UPDATE semel_cursor SET passed = started, started = NULL")  # and the slot stays
+    log.add("two")
+    assert [one.message.id for one in log.read()] == ["two"]
+
+
+@pytest.mark.parametrize("log", ["wal"], indirect=True)
+def test_a_slot_that_is_gone_is_an_error_that_says_what_to_do(log: LogDesk) -> None:
+    log.desk.sql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+    with pytest.raises(ConfigurationError, match="its replication slot is gone"):
+        log.join()
+    log.outbox.switch("wal")
+    log.add("one")
+    assert log.join() == "wal"
+    assert log.send() == ["one"]
+
+
+@pytest.mark.parametrize("log", ["wal"], indirect=True)
+def test_what_the_database_keeps_is_watched(log: LogDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[events.Event] = []
+    log.add("one")
+    assert log.desk.execute(InspectOutbox(1)).retained > 0
+    monkeypatch.setattr(relaying, "MOST_RETAINED", 1)
+    Relay(log.desk.store, RecordingBroker(), on_event=happened.append).drain()
+    assert [event.retained > 1 for event in happened if isinstance(event, events.SlotLag)] == [True]
+    # Writes of others are not kept either, although they are no messages.
+    log.join()
+    log.desk.sql("SELECT pg_logical_emit_message(true, 'other', repeat('x', 3000000))")
+    place = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots"
+    before = log.desk.sql(place)[0][0]
+    assert log.read() == []
+    assert log.desk.sql(place)[0][0] > before + 3_000_000
+    log.outbox.switch("queue")
+    assert log.desk.execute(InspectOutbox(1)).retained is None
+
+
+def test_the_log_of_the_database_needs_a_setting() -> None:
+    program = LOG_PROGRAMS[SwitchMode](SwitchMode("wal"))
+    next(program)
+    with pytest.raises(ConfigurationError, match="needs wal_level = logical, and this server has replica"):
+        program.send([("replica", None, False, 0)])
+
+
+# Other databases and drivers
+
+
 @pytest.mark.parametrize("kind", marked("sqlite", "mysql"))
 def test_other_databases_have_a_queue(kind: str, open_desk: Callable[[str], Desk]) -> None:
     outbox = Outbox(open_desk(kind).store)
     outbox.switch("queue")
     with pytest.raises(ConfigurationError, match="needs PostgreSQL"):
         outbox.switch("log")
-    with pytest.raises(ConfigurationError, match="the mode of an outbox is 'queue', 'log'"):
+    with pytest.raises(ConfigurationError, match="the mode of an outbox is 'queue', 'log', 'wal'"):
         outbox.switch("lgo")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("mode", ["log", "wal"])
 @pytest.mark.parametrize("kind", marked("asyncpg", "async-psycopg"))
-def test_async_drivers(kind: str, open_desk: Callable[[str], Desk]) -> None:
+def test_async_drivers(kind: str, mode: OutboxMode, open_desk: Callable[[str], Desk]) -> None:
     desk = open_desk(kind)
-    desk.execute(SwitchMode("log"))
-    log = LogDesk(desk, "log")
+    desk.execute(SwitchMode(mode))
+    log = LogDesk(desk, mode)
     with closing(Desk("postgres", desk.url)) as plain:
         log.outbox = Outbox(plain.store)
         log.add("one", "s")
         log.add("two", "t")
     log.join()
     found = log.read(limit=1)
-    assert log.settle(moved=(found[0],))
-    assert [row[0] for row in desk.state()["outbox"]] == ["one"]
-    assert [one.message.id for one in desk.execute(StartMessages(A, 10, LEASE))] == ["one"]
-    assert [one.message.id for one in log.read(limit=1)] == ["two"]
-    assert log.settle()
-    assert log.read() == []
+    assert log.settle(moved=tuple(found))
+    assert [row[0] for row in desk.state()["outbox"]] == [one.message.id for one in found]
+    assert len(desk.execute(StartMessages(A, 10, LEASE))) == len(found)
+    desk.execute(SwitchMode("queue"))
+    assert [row[0] for row in desk.state()["outbox"]] == ["one", "two"]

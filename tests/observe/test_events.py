@@ -293,6 +293,7 @@ ELSEWHERE: dict[str, str] = {
     "broker_lost": "tests/core",
     "broker_back": "tests/core",
     "relay_late": "tests/core",
+    "slot_lag": "tests/messaging",
     "apply_failed": "tests/core",
     "apply_given_up": "tests/core",
     "stream_gap": "tests/messaging",

@@ -97,6 +97,7 @@ class Troubled:
         self._inner = inner
         self._trouble = trouble
         self.wakes, self.counts, self.resumes, self.lists = inner.wakes, inner.counts, inner.resumes, inner.lists
+        self.trails = inner.trails
         self.accept = inner.accept
 
     def execute(self, op: Any) -> Any:

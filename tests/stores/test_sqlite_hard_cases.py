@@ -105,7 +105,8 @@ def test_a_cancelled_end_is_a_cancellation_whatever_the_flow_found() -> None:
         reached, go = asyncio.Event(), asyncio.Event()
 
         class Store:
-            wakes, counts, resumes, lists, adopt, accept = True, True, True, True, None, None
+            wakes = counts = resumes = lists = trails = True
+            adopt = accept = None
             wait, open, close, execute_many = inner.wait, inner.open, inner.close, inner.execute_many
 
             async def execute(self, op: Any) -> Any:

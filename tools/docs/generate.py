@@ -388,6 +388,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.messaging.brokers.webhook", "Webhooks.", ("WebhookBroker",)),
     ("semel.messaging.faststream", "[FastStream](../how-to/faststream.md).", ()),
     ("semel.messaging.dynamodb", "Messages that are written with the completion of an operation on DynamoDB.", ()),
+    ("semel.trail", "[The history of events](../how-to/keep-a-history.md).", ()),
     ("semel.console", "[The web console](../how-to/console.md).", ()),
     ("semel.natural", "Changes that a repeat does not make again. `semel.natural.aio`: the same, awaited.", ()),
     ("semel.stores.sqlite", "Tables in SQLite.", ("migrate",)),

@@ -217,7 +217,7 @@ def configure_outbox(parser: argparse.ArgumentParser) -> None:
     add_url(parser)
     parser.add_argument("--limit", type=positive, default=20, metavar="N", help="streams that are listed (default: 20)")
     parser.add_argument(
-        "--mode", choices=("queue", "log"), help="first change how messages are stored (log: PostgreSQL only)"
+        "--mode", choices=("queue", "log", "wal"), help="first change how messages are stored (log, wal: PostgreSQL)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -262,6 +262,8 @@ def _print_state(state: OutboxState) -> None:
         say(f"stream {held.stream}: {held.messages:,} wait, {until}: {held.reason}")
     if state.mode != "queue":
         print(f"the mode of the outbox is {state.mode}")
+    if state.retained is not None:
+        print(f"the database keeps {state.retained:,} bytes of its log for the outbox")
     relays = "1 relay owns" if state.relays == 1 else f"{state.relays} relays own"
     print(f"{relays} {state.lanes} of 64 lanes" if state.relays else "no relay is running")
 

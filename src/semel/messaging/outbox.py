@@ -90,13 +90,14 @@ class Outbox:
         return message.id
 
     def switch(self, mode: OutboxMode) -> None:
-        """Change how messages are stored on their way to the relay: in a queue, the default, or in a log.
+        """Change how messages are stored on their way to the relay: in a queue, the default, in a table that is only
+        appended to, or in the database's own log.
 
         The database remembers the mode, for all who add and send messages. The call waits until the transactions that
         have added messages have ended, and messages that are added meanwhile wait for it. What is in the log moves to
         the queue. Streams stay in order.
 
-        :param mode: ``"queue"``, or ``"log"`` for many messages, on PostgreSQL only.
+        :param mode: ``"queue"``, or on PostgreSQL ``"log"`` or ``"wal"``, for many messages.
         """
         if mode not in OUTBOX_MODES:
             raise ConfigurationError(f"the mode of an outbox is {', '.join(map(repr, OUTBOX_MODES))}, not {mode!r}")

@@ -35,6 +35,8 @@ class _MessagingLog:
         events.BrokerLost: "the broker is down{place}, so messages wait: {error}",
         events.BrokerBack: "the broker is back{place}",
         events.RelayLate: "the relay was slower than its lease; {sent} messages that it has sent are sent again",
+        events.SlotLag: "the database keeps {retained} bytes of its log for the outbox: the relay is behind, or a "
+        "transaction is open for long; if it cannot catch up, switch the mode before the disk is full",
         events.ApplyFailed: "{operation} {key}, stream {stream!r}: attempt {starts} failed, and is repeated: {error}",
         events.ApplyGivenUp: "{operation} {key}, stream {stream!r}: moved to the dead letters: {error}",
         events.StreamGap: "{operation} {key}, stream {stream!r}: {missing} messages before it were never applied",

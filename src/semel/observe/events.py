@@ -401,6 +401,15 @@ class RelayLate(Event, level=WARNING):
 
 
 @dataclass(frozen=True, slots=True)
+class SlotLag(Event, level=WARNING):
+    """The database keeps much of its own log for the outbox, because the relay is behind or a transaction is open for
+    long. In the end its disk is full. ``operation``, ``tenant`` and ``key`` are empty."""
+
+    retained: int
+    """How many bytes it keeps."""
+
+
+@dataclass(frozen=True, slots=True)
 class AppliedEvent(Event):
     """A consumer has applied a message. ``operation`` is its type, and ``key`` its id."""
 

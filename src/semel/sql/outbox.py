@@ -22,6 +22,7 @@ from semel.core.messaging.messages import (
     InspectOutbox,
     JoinRelays,
     LeaveRelays,
+    LogOwned,
     Message,
     OutboxMode,
     OutboxState,
@@ -111,11 +112,13 @@ def _leave(op: LeaveRelays) -> Program[None]:
 
 
 def _inspect(op: InspectOutbox) -> Program[OutboxState]:
-    mode = (yield _P["mode"]())[0][0]
-    return _state((yield _P["depths"]()), (yield _P["held"](most=op.limit)), (yield _P["owners"]()), mode)
+    ((mode, retained),) = yield _P["mode"]()
+    return _state((yield _P["depths"]()), (yield _P["held"](most=op.limit)), (yield _P["owners"]()), mode, retained)
 
 
-def _state(depths: Rows, held: Rows, owners: Rows, mode: OutboxMode = "queue") -> OutboxState:
+def _state(
+    depths: Rows, held: Rows, owners: Rows, mode: OutboxMode = "queue", retained: int | None = None
+) -> OutboxState:
     return OutboxState(
         tuple(DestinationDepth(name, count, failing, float(age)) for name, count, failing, age in depths),
         tuple(
@@ -125,6 +128,7 @@ def _state(depths: Rows, held: Rows, owners: Rows, mode: OutboxMode = "queue") -
         relays=owners[0][0],
         lanes=owners[0][1],
         mode=mode,
+        retained=retained,
     )
 
 
@@ -263,9 +267,9 @@ def _inspect_in(op: InspectOutbox, run: _Transaction) -> Program[OutboxState]:
     return _state(depths, held, (yield from run(_step("owners"))))
 
 
-def _take_in(op: TakeLog, run: _Transaction) -> Program[OutboxMode]:
+def _take_in(op: TakeLog, run: _Transaction) -> Program[LogOwned]:
     yield from ()
-    return "queue"
+    return LogOwned("queue")
 
 
 def _switch_in(op: SwitchMode, run: _Transaction) -> Program[None]:

@@ -1,13 +1,19 @@
-"""The programs of an outbox that is a log (PostgreSQL). They know the tables of messages, and no driver."""
+"""The programs of an outbox that is a log (PostgreSQL). They know the tables of messages, and no driver.
+
+In the mode ``log`` it is a table of ours. In the mode ``wal`` it is the database's own log: messages are written to it
+by ``pg_logical_emit_message`` and read from a replication slot, over plain SQL.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from semel.core.messaging.messages import (
     MAX_STARTED_BYTES,
+    LogOwned,
+    Message,
     OutboxMode,
     Outgoing,
     PassLog,
@@ -17,56 +23,126 @@ from semel.core.messaging.messages import (
     lane_of,
 )
 from semel.core.ops import Op
-from semel.errors import SemelError, StoreUnavailable
+from semel.errors import ConfigurationError, SemelError, StoreUnavailable
 from semel.sql.connections.errors import Contention
 from semel.sql.outbox import outgoing, settle_messages
-from semel.sql.program import Program, Query, load_queries
+from semel.sql.program import Program, Query, Rows, load_queries
 
+R = TypeVar("R")
 _Q: Final = load_queries(
-    "semel.sql.dialects", "postgres_log.sql", now="statement_timestamp()", bytes=str(MAX_STARTED_BYTES)
+    "semel.sql.dialects",
+    "postgres_log.sql",
+    now="statement_timestamp()",
+    bytes=str(MAX_STARTED_BYTES),
+    slot="'semel_outbox_' || (SELECT oid FROM pg_database WHERE datname = current_database())",
 )
+_IDLE: Final = 1024 * 1024
+"""The slot follows the database's log when so many bytes hold no message."""
 _BEGIN, _COMMIT, _ROLLBACK = (Query(word.lower(), word, True) for word in ("BEGIN", "COMMIT", "ROLLBACK"))
 
 
-def _take(op: TakeLog) -> Program[OutboxMode]:
+def _take(op: TakeLog) -> Program[LogOwned]:
     found = yield _Q["take"](relay=op.relay)
     if not found:
-        return "queue"
+        return LogOwned("queue")
     mode, same_cluster = found[0]
     if not same_cluster:  # the database was restored: the cursor's snapshots are those of another server
         yield _Q["switch"](mode=mode)
-        return "queue"
-    yield _Q["trim"]()
-    return mode  # type: ignore[no-any-return]
+        return LogOwned("queue")
+    if mode == "log":
+        yield _Q["trim"]()
+        return LogOwned("log")
+    ((_, slot, lost, retained),) = yield _Q["slot"]()
+    if slot is None or lost:
+        raise ConfigurationError(
+            "the outbox is in the mode 'wal', and its replication slot is gone: messages that were added since then "
+            "cannot be read any more. Make a new slot: semel outbox URL --mode wal; or leave the mode: --mode log"
+        )
+    return LogOwned("wal", retained)
 
 
 def _read(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
+    found = yield from (_read_log(op) if op.mode == "log" else _read_wal(op))
+    if not found:
+        return found
+    streams = {each.message.stream for each in found}
+    waiting = {row[0] for row in (yield _Q["waiting"](streams=list(streams - {""})))}
+    if waiting:
+        return tuple(
+            Outgoing(each.position, each.message, each.starts, each.message.stream in waiting) for each in found
+        )
+    return found
+
+
+def _read_log(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
     rows = yield _Q["read"](relay=op.relay, most=op.limit, lease=op.lease)
     if rows and rows[0][:2] == (None, 1):
         rows = yield _Q["read"](relay=op.relay, most=op.limit, lease=op.lease)
     if not rows:
         return None
-    if rows[0][0] is None:
-        return ()
-    found = list(map(outgoing, rows))
-    streams = {each.message.stream for each in found}
-    waiting = {row[0] for row in (yield _Q["waiting"](streams=list(streams - {""})))}
-    if waiting:
-        found = [Outgoing(each.position, each.message, each.starts, each.message.stream in waiting) for each in found]
-    return tuple(found)
+    return () if rows[0][0] is None else tuple(map(outgoing, rows))
+
+
+def _read_wal(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
+    upto, messages, end = _decoded((yield _Q["peek"](most=3 * op.limit)))
+    rows = yield _Q["note"](relay=op.relay, lease=op.lease, started=end)
+    if not rows:
+        return None
+    passed, crashed = rows[0]
+    # After a crash of the server, or if the last advance has failed, the slot shows again what was passed.
+    found = [(position, commit, message) for position, commit, message in messages if commit > passed]
+    if found:
+        return tuple(Outgoing(position, message, int(position <= crashed)) for position, _, message in found)
+    if (end or upto) > passed + _IDLE:
+        yield _Q["note"](relay=op.relay, lease=op.lease, started=end or upto)
+        yield _Q["pass"](relay=op.relay, stays=False)
+    yield _Q["advance"](relay=op.relay)
+    return ()
+
+
+def _decoded(rows: Rows) -> tuple[int, list[tuple[int, int, Message]], int]:
+    """What ``peek`` returned: where it stopped; position, commit and message of each; where the last commit ends."""
+    messages: list[tuple[int, int, Message]] = []
+    transaction: list[tuple[int, Message]] = []
+    end = 0
+    for packed in [bytes(data) for _, data in rows if data is not None]:
+        if packed[0] == 67:  # C: flags, place, end, time
+            end = int.from_bytes(packed[10:18], "big")
+            messages += [(position, end, message) for position, message in transaction]
+            transaction = []
+        else:  # M: flags, position, prefix and a zero, length, content
+            transaction.append((int.from_bytes(packed[2:10], "big"), _unpacked(packed[27:])))
+    return rows[0][0], messages, end
+
+
+def _unpacked(content: bytes) -> Message:
+    """The message that ``semel_add`` has written."""
+    head, _, data = content.partition(b"\n")
+    id, type, source, destination, stream, sequence, subject, content_type, created, headers = json.loads(head)
+    return Message(
+        id, type, data, source, destination, stream, sequence, subject, content_type, created, json.loads(headers)
+    )
 
 
 def _pass(op: PassLog) -> Program[bool]:
-    if not op.moved:
-        return bool((yield _Q["pass"](relay=op.relay, stays=op.stays)))
+    if op.moved:
+        owned = yield from _in_transaction(_move(op))
+    else:
+        owned = bool((yield _Q["pass"](relay=op.relay, stays=op.stays)))
+    if owned and op.mode == "wal":  # not before the commit: what has moved must be in the queue
+        yield _Q["advance"](relay=op.relay)
+    return owned
+
+
+def _in_transaction(program: Program[R]) -> Program[R]:
     yield _BEGIN()
     try:
-        owned = yield from _move(op)
+        result = yield from program
         yield _COMMIT()
     except SemelError:
         yield _ROLLBACK()
         raise
-    return owned
+    return result
 
 
 def _move(op: PassLog) -> Program[bool]:
@@ -75,34 +151,72 @@ def _move(op: PassLog) -> Program[bool]:
     if not rows:
         return False
     if rows[0][0] is not None:  # otherwise it is done already, and this is a repeat
-        messages = [each.message for each in op.moved]
-        rows = yield _Q["move"](
-            relay=op.relay,
-            starts=[each.starts for each in op.moved],
-            lanes=[lane_of(one.stream, one.id) for one in messages],
-            createds=[one.time for one in messages],
-            headers=[json.dumps(dict(one.headers)) for one in messages],
-            **{
-                f"{name}s": [getattr(one, name) for one in messages]
-                for name in (
-                    "sequence", "id", "type", "source", "destination", "stream", "subject", "content_type", "data",
-                )
-            },
-        )  # fmt: skip
-        positions = {row[0]: row[1] for row in rows}
+        positions = yield from _move_messages(op.relay, op.moved)
         queued = {each.position: positions.get(each.message.id, 0) for each in op.moved}
         yield from settle_messages(op.relay, (), op.failed, op.dead, queued.__getitem__)
     return bool((yield _Q["pass"](relay=op.relay, stays=False)))
 
 
+def _move_messages(relay: bytes, moved: Sequence[Outgoing]) -> Program[dict[str, int]]:
+    """Move messages to the queue. Returns their positions there, by their ids."""
+    messages = [each.message for each in moved]
+    rows = yield _Q["move"](
+        relay=relay,
+        starts=[each.starts for each in moved],
+        lanes=[lane_of(one.stream, one.id) for one in messages],
+        createds=[one.time for one in messages],
+        headers=[json.dumps(dict(one.headers)) for one in messages],
+        **{
+            f"{name}s": [getattr(one, name) for one in messages]
+            for name in ("sequence", "id", "type", "source", "destination", "stream", "subject", "content_type", "data")
+        },
+    )
+    return {row[0]: row[1] for row in rows}
+
+
 def _switch(op: SwitchMode) -> Program[None]:
     try:
-        yield _Q["switch"](mode=op.mode)
+        if op.mode == "wal":
+            yield from _make_slot()
+        yield from _in_transaction(_switch_locked(op.mode))
     except Contention as error:
         raise StoreUnavailable(
             "a transaction that has added a message is still open, and others would wait behind this change, so it was "
             f"given up, and nothing was changed. Try again when that one has ended ({error})"
         ) from error.__cause__
+    if op.mode != "wal":
+        yield _Q["drop_slot"]()
+
+
+def _make_slot() -> Program[None]:
+    ((level, slot, lost, _),) = yield _Q["slot"]()
+    if level != "logical":
+        raise ConfigurationError(
+            f"the mode 'wal' needs wal_level = logical, and this server has {level}: set it (ALTER SYSTEM SET "
+            "wal_level = 'logical') and restart the server; or use the mode 'log', which needs no setting"
+        )
+    if not (yield _Q["publication"]()):
+        yield _Q["create_publication"]()
+    if lost:
+        yield _Q["drop_slot"]()
+    if lost or slot is None:
+        yield _Q["create_slot"]()
+        yield _Q["forget"]()
+
+
+def _switch_locked(mode: OutboxMode) -> Program[None]:
+    yield _Q["lock_timeout"]()
+    yield _Q["lock_mode"]()
+    ((now, passed),) = yield _Q["mode"]()
+    ((_, slot, lost, _),) = yield _Q["slot"]()
+    if now == mode == "wal":
+        return
+    if now == "wal" and slot is not None and not lost:
+        # What was not read yet moves to the queue, as semel_switch does with the log.
+        _, messages, _ = _decoded((yield _Q["peek"](most=None)))
+        left = [Outgoing(position, message, 0) for position, commit, message in messages if commit > passed]
+        yield from _move_messages(b"", left)
+    yield _Q["switch"](mode=mode)
 
 
 LOG_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[Any]]]] = {

@@ -270,15 +270,26 @@ class LeaveRelays(Op[None]):
 
 # The log: how PostgreSQL can store the outbox for large volumes, instead of in a queue
 
-OutboxMode: TypeAlias = Literal["queue", "log"]
-"""How messages are stored: as rows that are deleted when they are sent, or in a log that is only appended to."""
-OUTBOX_MODES: Final[tuple[OutboxMode, ...]] = ("queue", "log")
+OutboxMode: TypeAlias = Literal["queue", "log", "wal"]
+"""How messages are stored: as rows that are deleted when they are sent, in a table that is only appended to, or in the
+database's own log (the write-ahead log, read by logical decoding)."""
+OUTBOX_MODES: Final[tuple[OutboxMode, ...]] = ("queue", "log", "wal")
 
 
 @value
-class TakeLog(Op["OutboxMode"]):
-    """Take the cursor of the log, if its owner is gone. The answer is the mode of the outbox if this relay owns the
-    cursor now, otherwise ``queue``: this relay has nothing to read but the queue.
+class LogOwned:
+    """What a relay reads besides the queue."""
+
+    mode: OutboxMode
+    """``queue``: nothing else."""
+    retained: int = 0
+    """How many bytes of its own log the database keeps for the outbox, in the mode ``wal``."""
+
+
+@value
+class TakeLog(Op[LogOwned]):
+    """Take the cursor of the log, if its owner is gone. The answer has the mode of the outbox if this relay owns the
+    cursor now, otherwise ``queue``.
 
     It also removes messages that were read long ago. A relay must have no message under way.
     """
@@ -370,6 +381,8 @@ class OutboxState:
     """How many lanes they own. What is in the others is not sent until a relay joins, or the lease of a dead one ends.
     """
     mode: OutboxMode = "queue"
+    retained: int | None = None
+    """How many bytes of its own log the database keeps for the outbox; None without a replication slot."""
 
 
 @value

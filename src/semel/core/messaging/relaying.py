@@ -31,6 +31,7 @@ from semel.core.messaging.messages import (
     Failure,
     JoinRelays,
     LeaveRelays,
+    LogOwned,
     Message,
     OutboxMode,
     Outgoing,
@@ -60,6 +61,8 @@ RESCAN_EVERY: Final = 0.25
 have committed late, with a position below."""
 LOG_BATCHES: Final = 4
 """A batch of the log is so many times larger than one of the queue: nothing is deleted, so settling costs little."""
+MOST_RETAINED: Final = 1 << 30
+"""A relay warns when the database keeps more bytes of its own log for the outbox."""
 SUSPECT: Final = 2
 """A message that has been started so often is sent alone: it may be what kills the relay."""
 SUSPECTS_FOR: Final = 1.0
@@ -223,7 +226,10 @@ class _Run:
             yield from self._join()
         assert self._relay is not None
         if self._mode is None:
-            self._mode = yield from self._execute(TakeLog(self._relay))
+            owned: LogOwned = yield from self._execute(TakeLog(self._relay))
+            self._mode = owned.mode
+            if owned.retained > MOST_RETAINED:
+                plan.hook(events.SlotLag("", "", "", owned.retained))
         if self._outage and self._outage.probe_at > plan.clock():
             yield Rest(min(self._outage.probe_at, self._join_at) - plan.clock())
             return False

@@ -120,3 +120,74 @@ WITH moved AS (
     UPDATE semel_relay SET started = ARRAY(SELECT position FROM moved) WHERE relay = :relay::bytea
 )
 SELECT id, position FROM moved
+
+-- name: slot (reads)
+-- The replication slot of the mode "wal", and how many bytes of the database's log the server keeps for it.
+SELECT current_setting('wal_level'), s.slot_name, coalesce(s.wal_status = 'lost', false),
+       coalesce(pg_current_wal_lsn() - s.restart_lsn, 0)::bigint
+FROM (SELECT 1) AS one LEFT JOIN pg_replication_slots s ON s.slot_name = {{slot}}
+
+-- name: publication (reads)
+SELECT 1 FROM pg_publication WHERE pubname = 'semel_outbox'
+
+-- name: create_publication (writes)
+-- Of no table. Messages need none, but the decoder wants a name.
+CREATE PUBLICATION semel_outbox
+
+-- name: create_slot (writes)
+SELECT pg_create_logical_replication_slot({{slot}}, 'pgoutput')::text
+
+-- name: forget (writes)
+-- A place in the log of another server, from which the database was restored, means nothing.
+UPDATE semel_cursor SET passed = 0, started = NULL, crashed = 0 WHERE EXISTS (
+    SELECT 1 FROM semel_outbox_mode WHERE mode = 'wal'
+)
+
+-- name: drop_slot (writes)
+SELECT pg_drop_replication_slot(slot_name)::text FROM pg_replication_slots WHERE slot_name = {{slot}}
+
+-- name: lock_timeout (writes)
+SELECT set_config('lock_timeout', '2s', true)
+
+-- name: lock_mode (writes)
+LOCK TABLE semel_outbox_mode IN ACCESS EXCLUSIVE MODE
+
+-- name: mode (reads)
+SELECT m.mode, c.passed FROM semel_outbox_mode m, semel_cursor c
+
+-- name: peek (reads)
+-- Messages (77, "M") with our name, and commits (67, "C"), in the order of the commits. The first transaction comes whole,
+-- however large it is.
+SELECT (w.upto - '0/0'::pg_lsn)::bigint, p.data
+FROM (SELECT pg_current_wal_flush_lsn() AS upto) AS w
+LEFT JOIN LATERAL (
+    SELECT data FROM (
+        SELECT data, sum(octet_length(data)) OVER so_far AS bytes,
+               count(*) FILTER (WHERE get_byte(data, 0) = 67) OVER so_far AS commits
+        FROM pg_logical_slot_peek_binary_changes(
+            {{slot}}, w.upto, :most::integer,
+            'proto_version', '1', 'publication_names', 'semel_outbox', 'messages', 'true'
+        )
+        WHERE get_byte(data, 0) = 67
+           OR get_byte(data, 0) = 77 AND substr(data, 11, 13) = '\x73656d656c2e6f7574626f7800'::bytea
+        WINDOW so_far AS (ROWS UNBOUNDED PRECEDING)
+    ) AS summed
+    WHERE bytes < {{bytes}} OR commits = 0 OR commits = 1 AND get_byte(data, 0) = 67
+) AS p ON true
+
+-- name: note (writes)
+WITH me AS (
+    UPDATE semel_relay SET lease_end = greatest(lease_end, {{now}} + :lease::float8 * interval '1 second')
+    WHERE relay = :relay::bytea AND lease_end > {{now}}
+    RETURNING relay
+)
+UPDATE semel_cursor c SET started = CASE WHEN :started::bigint > c.passed THEN :started END, ends = false
+FROM me WHERE c.relay = me.relay
+RETURNING c.passed, c.crashed
+
+-- name: advance (writes)
+-- The server may forget what was passed. After a crash of the server the slot may be at an earlier place, so what counts is
+-- the cursor.
+SELECT pg_replication_slot_advance(s.slot_name, '0/0'::pg_lsn + c.passed)::text
+FROM semel_cursor c JOIN pg_replication_slots s ON s.slot_name = {{slot}}
+WHERE c.relay = :relay::bytea AND '0/0'::pg_lsn + c.passed > s.confirmed_flush_lsn

@@ -157,7 +157,11 @@ FROM (
 GROUP BY destination ORDER BY 2 DESC, 1
 
 -- name: mode (reads)
-SELECT mode FROM semel_outbox_mode
+SELECT mode, (
+    SELECT coalesce(pg_current_wal_lsn() - restart_lsn, 0)::bigint FROM pg_replication_slots
+    WHERE slot_name = 'semel_outbox_' || (SELECT oid FROM pg_database WHERE datname = current_database())
+)
+FROM semel_outbox_mode
 
 -- name: held (reads)
 SELECT h.stream, count(o.position),
