@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import httpx
@@ -27,6 +28,7 @@ from semel.client.httpx import AsyncIdempotencyTransport, IdempotencyTransport
 from semel.client.journal import FindEntries
 from semel.client.requests import IdempotencyAdapter
 from semel.client.urllib3 import IdempotencyPoolManager
+from semel.observe import events
 from tests.client.clients import CLIENTS, HANG_UP, OK, QUICK, TRUNCATED, Client, RequestsClient, Server, http, problem
 
 
@@ -619,3 +621,23 @@ def test_the_lineage_does_not_follow_a_redirect_to_another_server(make: Make, se
         guard.run("ship", key="order-7", call=lambda: client.send("POST", f"{server.url}/parcels", b"{}").status)
     assert "idempotency-root" in server.seen[0].headers
     assert not [name for name in other.seen[0].headers if name.startswith("idempotency")]
+
+
+def test_each_attempt_is_an_event(make: Make, server: Server) -> None:
+    told: list[events.Event] = []
+    server.script = [HANG_UP, problem(409, True), OK]
+    client = make(retry=QUICK, on_event=[told.append])
+    assert receipt(client, "POST", f"{server.url}/payments?card=1", b"{}").attempts == 3
+    lost, conflict, done = told
+    assert [type(each) for each in told] == [events.Attempted] * 3
+    assert isinstance(lost, events.Attempted)
+    assert isinstance(conflict, events.Attempted)
+    assert isinstance(done, events.Attempted)
+    assert (lost.attempt, lost.outcome) == (1, "retry")
+    assert not lost.answer.isdigit()
+    assert (conflict.attempt, conflict.answer, conflict.outcome) == (2, "409", "retry")
+    assert (done.attempt, done.answer, done.outcome) == (3, "201", "succeeded")
+    assert done.operation == f"POST {server.url}/payments"
+    assert done.route == f"POST {urlsplit(server.url).hostname}"
+    assert {each.key for each in told} == {server.keys[0]}
+    assert done.seconds > 0

@@ -25,12 +25,15 @@ from collections.abc import Callable, Collection, Generator, Mapping, MutableMap
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
-from urllib.parse import unquote, urljoin
+from urllib.parse import unquote, urljoin, urlsplit
 
 from semel.client.retry import Retry, advice, origin_of
+from semel.core.call import describe_error
 from semel.core.keys import header_value, normalize_key
+from semel.core.lineage import PARENT, ROOT
 from semel.engine.operation.propagation import OutgoingCall, check_hosts, outgoing_call
 from semel.errors import ConfigurationError, KeyExpired, NoAnswer
+from semel.observe.events import Attempted, EventHook, EventHooks, call_hooks, hooks_of
 
 log = logging.getLogger("semel.client")
 
@@ -179,9 +182,13 @@ class Settings:
     quote_keys: bool = False
     new_key: Callable[[], str] = new_key
     hosts: Collection[str] = ()
+    on_event: EventHooks | None = None
+    hook: EventHook | None = field(init=False, default=None)
+    """What calls the hooks of ``on_event``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hosts", check_hosts(self.hosts))
+        object.__setattr__(self, "hook", call_hooks(hooks_of(self.on_event), log.name))
 
     def intent(self, method: str, url: str, headers: Mapping[str, Any]) -> Intent | None:
         """Return the intent of a request, or None if it is sent as it is.
@@ -265,7 +272,9 @@ def bare_key(value: str) -> str:
     return value
 
 
-def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, Any, tuple[Receipt, Reply]]:
+def deliver(
+    intent: Intent, retry: Retry, journaled: bool, hook: EventHook | None = None
+) -> Generator[Step, Any, tuple[Receipt, Reply]]:
     """Send the request until its outcome is known, or until ``retry`` forbids another attempt."""
     if intent.settled is not None:
         reply: Reply = yield "send"
@@ -288,7 +297,9 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
     attempts = 0
     while True:
         attempts += 1
+        sent_at = 0.0 if hook is None else time.monotonic()
         reply = yield "send"
+        took = 0.0 if hook is None else time.monotonic() - sent_at
         outcome: CallOutcome = "unknown"
         replayed = retryable = expired = False
         after = 0.0
@@ -311,8 +322,12 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
             elapsed = time.monotonic() - started
             wait = retry.wait(attempts, after, elapsed, age_before + elapsed, random.random())
             if wait is not None and (quota is None or quota.take(origin_of(intent.url))):
+                if hook is not None:
+                    hook(_attempted(intent, attempts, reply, "retry", took))
                 yield Sleep(wait)
                 continue
+        if hook is not None:
+            hook(_attempted(intent, attempts, reply, outcome, took))
         if outcome == "succeeded" and quota is not None and quota.in_use:
             quota.give_back(origin_of(intent.url), attempts > 1)
         if journaled:
@@ -323,6 +338,17 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
         if type(reply) is Answer and 300 <= reply.status < 400:
             _remember_redirect(intent, reply, receipt)
         return receipt, reply
+
+
+def _attempted(intent: Intent, attempt: int, reply: Reply, outcome: str, took: float) -> Attempted:
+    answer = str(reply.status) if isinstance(reply, Answer) else describe_error(reply.error)
+    url = urlsplit(intent.url)
+    operation = f"{intent.method} {url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"  # without a password
+    root, parent = (bare_key(intent.adds.get(name, "")) for name in (ROOT, PARENT))
+    return Attempted(
+        operation, "", intent.key, attempt, answer, outcome, took, root, parent,
+        route=f"{intent.method} {url.hostname}",
+    )  # fmt: skip
 
 
 def _outcome(status: int, doubt: bool) -> CallOutcome:

@@ -19,6 +19,7 @@ class StoryLine(NamedTuple):
 
 
 _LINES: Final = {
+    "attempted": StoryLine("The client's attempt {attempt} was answered: {answer} ({outcome}, {seconds})", "plain"),
     "started": StoryLine("Attempt {attempt} started: the key was free", "plain"),
     "taken_over": StoryLine("Attempt {attempt} took over: the lease of the attempt before had ended", "warn"),
     "completed": StoryLine("It ran, and its answer is stored ({size} bytes, {seconds})", "good"),

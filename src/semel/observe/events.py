@@ -470,6 +470,23 @@ class ConsumerInterrupted(Event, level=ERROR):
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class Attempted(Event, level=INFO):
+    """A client has sent a request once. ``operation`` is its method and URL, without the query."""
+
+    attempt: int
+    answer: str
+    """The status of the answer, or the error if there was none."""
+    outcome: str
+    """``succeeded``, ``rejected`` or ``unknown``; ``retry`` if the request is sent again."""
+    seconds: float
+    """How long the answer took."""
+    root: str = ""
+    """The key at the start of the chain of services, if an operation makes the request."""
+    parent: str = ""
+    """The key of that operation."""
+
+
 EVENTS: Final[tuple[type[Event], ...]] = tuple(
     each for each in globals().values() if isinstance(each, type) and issubclass(each, Event) and each is not Event
 )
