@@ -23,6 +23,7 @@ from tests.servers import (
     MotoServer,
     NATSServer,
     PostgresServer,
+    PrometheusServer,
     RabbitMQServer,
     RedisClusterServers,
     RedisSentinelServers,
@@ -227,6 +228,12 @@ def rabbitmq(shared_server: Callable[[str], Server]) -> RabbitMQServer:
 def private_rabbitmq(private_server: Callable[[str], Server]) -> RabbitMQServer:
     """A RabbitMQ node for this test alone."""
     return cast(RabbitMQServer, private_server("rabbitmq"))
+
+
+@pytest.fixture(scope="session")
+def prometheus(shared_server: Callable[[str], Server]) -> PrometheusServer:
+    """The session's Prometheus, with the alert rules of the package. It scrapes what ``scrape`` names."""
+    return cast(PrometheusServer, shared_server("prometheus"))
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,7 @@ def test_a_session_ends(operator: Asking, monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_a_forged_session_opens_nothing(anybody: Asking, cookie: str) -> None:
     anybody.client.cookies.clear()
-    header = {"Cookie": f"semel_console={cookie}".encode()}
+    header = {"Cookie": f"{anybody._console._gate.cookie}={cookie}".encode()}
     answer = anybody.run(anybody.client.get("/", headers=header))  # type: ignore[arg-type]
     assert answer.status_code == 401
 

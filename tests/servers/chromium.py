@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -39,7 +40,7 @@ class ChromiumServer(Server):
         if os.geteuid() == 0:
             flags.append("--no-sandbox")  # Chromium's sandbox does not run as root
         options = {"binary": str(self.binary("chromium")), "args": flags}
-        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"performance": "ALL"}}
+        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"performance": "ALL", "browser": "ALL"}}
         session = _ask(self.port, "POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         browser = Browser(self.port, session["sessionId"])
         try:
@@ -85,6 +86,29 @@ class Browser:
             json.loads(line["message"])["message"] for line in self.ask("POST", "/se/log", {"type": "performance"})
         ]
         return [each["params"]["request"] for each in events if each["method"] == "Network.requestWillBeSent"]
+
+    def complaints(self) -> list[str]:
+        """The errors and warnings in the browser's console since the last look: of scripts, policies and requests."""
+        lines = self.ask("POST", "/se/log", {"type": "browser"})
+        return [line["message"] for line in lines if line["level"] in ("SEVERE", "WARNING")]
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other, wherever the focus is."""
+        strokes = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self.ask("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": strokes}]})
+
+    def look(self, width: int, height: int, scheme: str = "light") -> None:
+        """Look as on a screen of this size, to somebody who prefers light or dark colours."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._tell("Emulation.setDeviceMetricsOverride", size)
+        self._tell("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+
+    def screenshot(self) -> bytes:
+        """What is on the screen, as PNG."""
+        return base64.b64decode(self.ask("GET", "/screenshot"))
+
+    def _tell(self, command: str, params: dict[str, Any]) -> None:
+        self.ask("POST", "/goog/cdp/execute", {"cmd": command, "params": params})
 
     def _of(self, selector: str, what: str, content: Any = None) -> None:
         element = self.ask("POST", "/element", {"using": "css selector", "value": selector})[_ELEMENT]

@@ -30,10 +30,10 @@ from urllib.parse import unquote, urljoin, urlsplit
 from semel.client.retry import Retry, advice, origin_of
 from semel.core.call import describe_error
 from semel.core.keys import header_value, normalize_key
-from semel.core.lineage import PARENT, ROOT
 from semel.engine.operation.propagation import OutgoingCall, check_hosts, outgoing_call
 from semel.errors import ConfigurationError, KeyExpired, NoAnswer
-from semel.observe.events import Attempted, EventHook, EventHooks, call_hooks, hooks_of
+from semel.observe import events
+from semel.observe.events import EventHook, EventHooks, call_hooks, hooks_of
 
 log = logging.getLogger("semel.client")
 
@@ -183,12 +183,12 @@ class Settings:
     new_key: Callable[[], str] = new_key
     hosts: Collection[str] = ()
     on_event: EventHooks | None = None
-    hook: EventHook | None = field(init=False, default=None)
-    """What calls the hooks of ``on_event``."""
+    hook: EventHook | None = field(init=False)
+    """Calls the hooks of ``on_event``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hosts", check_hosts(self.hosts))
-        object.__setattr__(self, "hook", call_hooks(hooks_of(self.on_event), log.name))
+        object.__setattr__(self, "hook", call_hooks(hooks_of(self.on_event), "semel.client"))
 
     def intent(self, method: str, url: str, headers: Mapping[str, Any]) -> Intent | None:
         """Return the intent of a request, or None if it is sent as it is.
@@ -297,9 +297,7 @@ def deliver(
     attempts = 0
     while True:
         attempts += 1
-        sent_at = 0.0 if hook is None else time.monotonic()
         reply = yield "send"
-        took = 0.0 if hook is None else time.monotonic() - sent_at
         outcome: CallOutcome = "unknown"
         replayed = retryable = expired = False
         after = 0.0
@@ -323,16 +321,20 @@ def deliver(
             wait = retry.wait(attempts, after, elapsed, age_before + elapsed, random.random())
             if wait is not None and (quota is None or quota.take(origin_of(intent.url))):
                 if hook is not None:
-                    hook(_attempted(intent, attempts, reply, "retry", took))
+                    _tell(hook, intent, events.CallRetried, attempts, _reason(reply), wait)
                 yield Sleep(wait)
                 continue
-        if hook is not None:
-            hook(_attempted(intent, attempts, reply, outcome, took))
         if outcome == "succeeded" and quota is not None and quota.in_use:
             quota.give_back(origin_of(intent.url), attempts > 1)
         if journaled:
             yield "release" if outcome == "unknown" else "clear"
         receipt = Receipt(intent.key, outcome, replayed, attempts)
+        if hook is not None:
+            elapsed = time.monotonic() - started
+            if outcome == "unknown":
+                _tell(hook, intent, events.CallUnknown, attempts, _reason(reply), elapsed)
+            else:
+                _tell(hook, intent, events.CallEnded, outcome, attempts, replayed, elapsed)
         if intent.outgoing is not None:
             intent.outgoing.end(known=outcome != "unknown")
         if type(reply) is Answer and 300 <= reply.status < 400:
@@ -340,15 +342,14 @@ def deliver(
         return receipt, reply
 
 
-def _attempted(intent: Intent, attempt: int, reply: Reply, outcome: str, took: float) -> Attempted:
-    answer = str(reply.status) if isinstance(reply, Answer) else describe_error(reply.error)
-    url = urlsplit(intent.url)
-    operation = f"{intent.method} {url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"  # without a password
-    root, parent = (bare_key(intent.adds.get(name, "")) for name in (ROOT, PARENT))
-    return Attempted(
-        operation, "", intent.key, attempt, answer, outcome, took, root, parent,
-        route=f"{intent.method} {url.hostname}",
-    )  # fmt: skip
+def _tell(hook: EventHook, intent: Intent, event: type[events.Event], *details: Any) -> None:
+    origin = origin_of(intent.url)
+    path = urlsplit(intent.url).path
+    hook(event(f"{intent.method} {origin}{path}", "", intent.key, *details, route=f"{intent.method} {origin}"))
+
+
+def _reason(reply: Reply) -> str:
+    return f"status {reply.status}" if isinstance(reply, Answer) else describe_error(reply.error)
 
 
 def _outcome(status: int, doubt: bool) -> CallOutcome:

@@ -12,6 +12,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -66,6 +67,16 @@ _VERSION: Final = hashlib.sha256(b"".join(content for _, content in _STATIC.valu
 _log = logging.getLogger("semel.console")
 
 
+@dataclass(frozen=True)
+class Panel:
+    """A part that an application adds to the top of the overview."""
+
+    template: str
+    """Jinja, which knows ``base`` and ``form``."""
+    script: str
+    """The address of its script."""
+
+
 class Console:
     """The web console, to be mounted in an ASGI application or served by itself."""
 
@@ -79,6 +90,7 @@ class Console:
         show_bodies: bool = False,
         running_too_long: Duration = "10m",
         trail_secret: bytes | None = None,
+        panel: Panel | None = None,
     ) -> None:
         """
         :param watched: a guard, or the URL of a store; or several, by the names that they get in the console. A guard
@@ -90,10 +102,11 @@ class Console:
         :param show_bodies: show stored answers and the data of messages to those with the token.
         :param running_too_long: operations that run for longer are listed as stuck.
         :param trail_secret: the ``secret=`` of the services' trails, if they have one.
+        :param panel: for demos.
         """
         self._gate = Gate(token, allow, show_keys=show_keys, show_bodies=show_bodies)
         self._views = Views(watch_stores(watched, trail_secret), seconds(running_too_long, "running_too_long"))
-        self._pages = Pages()
+        self._pages = Pages(panel)
         self._streams = 0
         self._stopped = asyncio.Event()
         views = self._views
@@ -347,7 +360,7 @@ class Console:
 class Pages:
     """The templates."""
 
-    def __init__(self) -> None:
+    def __init__(self, panel: Panel | None) -> None:
         self._environment = Environment(
             loader=PackageLoader("semel.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
@@ -356,7 +369,13 @@ class Pages:
                    "json": words.as_json}  # fmt: skip
         self._environment.filters.update(filters)
         self._environment.globals.update(
-            sparkline=charts.sparkline, bars=charts.bars, shape=charts.shape, version=_VERSION, query=urlencode
+            panel=None if panel is None else self._environment.from_string(panel.template),
+            panel_script=None if panel is None else panel.script,
+            sparkline=charts.sparkline,
+            bars=charts.bars,
+            shape=charts.shape,
+            version=_VERSION,
+            query=urlencode,
         )
 
     def render(self, name: str, **values: Any) -> str:

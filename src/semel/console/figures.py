@@ -14,6 +14,7 @@ from semel.trail import Minute, quantile
 
 HOUR: Final = 3600
 MINUTES: Final = 60
+YOUNG: Final = 15
 RAN: Final = frozenset({"started", "taken_over"})
 ABSORBED: Final = frozenset({"replayed", "turned_away"})
 REFUSED: Final = frozenset({"mismatched", "went_unknown", "expired", "over_quota"})
@@ -49,10 +50,18 @@ def summarize(counted: Iterable[tuple[str, Minute]], now: float) -> dict[str, An
     return {
         "totals": totals,
         "series": series,
+        "minutes": _minutes_to_show(series),
         "operations": rows[:MOST_OPERATIONS],
         "more_operations": max(0, len(rows) - MOST_OPERATIONS),
         "dropped": dropped,
     }
+
+
+def _minutes_to_show(series: dict[str, list[int]]) -> int:
+    """Return how many minutes the chart shows: fewer while the history is young, so that its bars can be seen."""
+    if any(any(values[:-YOUNG]) for values in series.values()):
+        return MINUTES
+    return YOUNG
 
 
 def _row(store: str, route: str, minutes: list[Minute], since: int, now: float) -> dict[str, Any]:

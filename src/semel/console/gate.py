@@ -27,7 +27,6 @@ try:
 except ImportError as error:
     raise MissingDependency("starlette", "console") from error
 
-COOKIE: Final = "semel_console"
 SESSION: Final = 12 * 3600
 """Seconds that a session lasts."""
 LONGEST_TOKEN: Final = 1024
@@ -74,6 +73,8 @@ class Gate:
         self._token = (token or "").encode()
         self._key = hmac.digest(self._token, b"semel console: session", "sha256")
         self._signed_in = Access(who="token", act=True, show_keys=show_keys, show_bodies=show_bodies)
+        self.cookie = f"semel_console_{hashlib.sha256(self._key).hexdigest()[:8]}"
+        """The name of its cookie. Browsers do not tell ports apart, so two consoles of a machine need two names."""
         self._wrong = 0
 
     @property
@@ -89,7 +90,7 @@ class Gate:
         bearer = _bearer(request)
         if bearer is not None:
             return self._signed_in if await self.check(bearer) else None
-        return self._signed_in if self._is_session(request.cookies.get(COOKIE, "")) else None
+        return self._signed_in if self._is_session(request.cookies.get(self.cookie, "")) else None
 
     async def check(self, token: str) -> bool:
         """Whether this is the token. A wrong one is answered late, and few are looked at in that time."""
@@ -120,15 +121,15 @@ class Gate:
     def open_session(self, request: Request, response: Response) -> None:
         """Set the cookie of a new session."""
         text = f"{int(time.time()) + SESSION}.{secrets.token_hex(16)}"
-        _set_cookie(request, response, f"{text}.{self._signature(text)}", SESSION)
+        self._set_cookie(request, response, f"{text}.{self._signature(text)}", SESSION)
 
     def close_session(self, request: Request, response: Response) -> None:
         """Take the cookie back."""
-        _set_cookie(request, response, "", 0)
+        self._set_cookie(request, response, "", 0)
 
     def form_token(self, request: Request, response_cookies: list[str]) -> str:
         """Return what forms of this page carry. A caller without a session gets one for its forms."""
-        cookie = request.cookies.get(COOKIE, "")
+        cookie = request.cookies.get(self.cookie, "")
         if not cookie:
             cookie = secrets.token_hex(16)
             response_cookies.append(cookie)
@@ -136,7 +137,7 @@ class Gate:
 
     def remember(self, request: Request, response: Response, cookie: str) -> None:
         """Set the cookie that ``form_token`` has made."""
-        _set_cookie(request, response, cookie, SESSION)
+        self._set_cookie(request, response, cookie, SESSION)
 
     def forged(self, request: Request, form_token: str) -> str | None:
         """Return why this POST may not come from the console's own page; None if it does."""
@@ -147,10 +148,16 @@ class Gate:
             return "the request comes from another site"
         if self.has_token and _bearer(request) is not None:
             return None  # it was checked, and no browser adds this header by itself
-        cookie = request.cookies.get(COOKIE, "")
+        cookie = request.cookies.get(self.cookie, "")
         if not cookie or not hmac.compare_digest(_form_token(cookie).encode(), form_token.encode()):
             return "the form is not of this session: open the page again"
         return None
+
+    def _set_cookie(self, request: Request, response: Response, value: str, seconds: int) -> None:
+        response.set_cookie(
+            self.cookie, value, max_age=seconds, path=request.scope.get("root_path") or "/", httponly=True,
+            samesite="strict", secure=request.url.scheme == "https",
+        )  # fmt: skip
 
 
 def _bearer(request: Request) -> str | None:
@@ -160,13 +167,6 @@ def _bearer(request: Request) -> str | None:
 
 def _form_token(cookie: str) -> str:
     return hashlib.sha256(_FORM + cookie.encode()).hexdigest()
-
-
-def _set_cookie(request: Request, response: Response, value: str, seconds: int) -> None:
-    response.set_cookie(
-        COOKIE, value, max_age=seconds, path=request.scope.get("root_path") or "/", httponly=True, samesite="strict",
-        secure=request.url.scheme == "https",
-    )  # fmt: skip
 
 
 def is_loopback(host: str) -> bool:

@@ -63,14 +63,20 @@ def run_http(args: argparse.Namespace, stopping: Stopping) -> bool:
     session = _Session(args, stopping)
     workers = args.workers or WORKERS
     with _home() as home, contextlib.ExitStack() as stack:
-        service = stack.enter_context(Service(home, args.store, workers=workers, port=args.port, mistake=_sabotage()))
-        stormy = service
+        stormy = None
+        if not args.once and not args.no_storm:  # of its own: the user's calls are neither counted nor cut off
+            apart = home / "storm"
+            apart.mkdir()
+            stormy = stack.enter_context(Service(apart, None, workers=workers, port=0, mistake=_sabotage()))
+        service = stack.enter_context(
+            Service(
+                home, args.store, workers=workers, port=args.port, mistake=_sabotage(),
+                beside="" if stormy is None else stormy.store,
+            )
+        )  # fmt: skip
+        stormy = stormy or service
         if not args.once:
             session.screen.say(welcome(service.url, storm=not args.no_storm))
-            if not args.no_storm:  # a service of its own: the user's calls are neither counted nor cut off
-                apart = home / "storm"
-                apart.mkdir()
-                stormy = stack.enter_context(Service(apart, None, workers=workers, port=0, mistake=_sabotage()))
 
         def make(number: int, seed: int) -> HTTPStorm:
             return HTTPStorm(
@@ -182,6 +188,7 @@ def welcome(url: str, *, storm: bool) -> str:
     )
     lines = [
         f"Payments that happen once, on {url}   (Ctrl-C ends it)",
+        f"Open {url}/ in a browser: the console, with buttons that pay twice and kill a worker.",
         "",
         "The first call:",
         f"  {call}",
@@ -189,12 +196,12 @@ def welcome(url: str, *, storm: bool) -> str:
         f"  {call}",
         "How often a handler ran, and what there is:",
         f"  curl {url}/stats",
-        f"Its routes: {url}/   OpenAPI: {url}/openapi.json, and as pages: {url}/docs",
+        f"Its routes: {url}/try   OpenAPI: {url}/openapi.json, and as pages: {url}/docs",
     ]
     if storm:
         lines += [
             "",
             "Meanwhile a second one, with tables of its own, is under a storm of retries, and its processes are killed",
-            "(--no-storm: neither).",
+            "(--no-storm: neither). The console shows it as the store called storm.",
         ]
     return "\n".join([*lines, ""])

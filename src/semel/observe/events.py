@@ -471,20 +471,37 @@ class ConsumerInterrupted(Event, level=ERROR):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempted(Event, level=INFO):
-    """A client has sent a request once. ``operation`` is its method and URL, without the query."""
+class CallRetried(Event, level=INFO):
+    """A client sends its request again. ``operation`` is the method and the URL without its query, and ``route`` the
+    method and the server."""
 
-    attempt: int
-    answer: str
-    """The status of the answer, or the error if there was none."""
+    attempts: int
+    """How often it was sent."""
+    reason: str
+    pause: float
+    """Seconds until it is sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded(Event):
+    """A client knows the outcome of its call. ``operation`` and ``route`` as in ``CallRetried``."""
+
     outcome: str
-    """``succeeded``, ``rejected`` or ``unknown``; ``retry`` if the request is sent again."""
+    """``succeeded`` or ``rejected``."""
+    attempts: int
+    replayed: bool
+    """Whether the server had the answer stored."""
     seconds: float
-    """How long the answer took."""
-    root: str = ""
-    """The key at the start of the chain of services, if an operation makes the request."""
-    parent: str = ""
-    """The key of that operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallUnknown(Event, level=ERROR):
+    """A client has given up, and its request may have been executed. ``operation`` and ``route`` as in
+    ``CallRetried``."""
+
+    attempts: int
+    reason: str
+    seconds: float
 
 
 EVENTS: Final[tuple[type[Event], ...]] = tuple(

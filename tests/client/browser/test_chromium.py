@@ -1,4 +1,4 @@
-"""semel.js in Chromium, on the demo's own page: clicks, reloads and the back button make one payment each.
+"""semel.js in Chromium, on the page of the demo's form: clicks, reloads and the back button make one payment each.
 
 What was sent is read from the browser's own network log, and what was done from the service's tables.
 """
@@ -44,9 +44,9 @@ class Page:
         self.browser = browser
         self.payments = payments
         self.customer = next(customers)
-        browser.open(payments.url)
+        browser.open(payments.url + "/try")
         browser.run("sessionStorage.clear()")
-        self.load(lambda: browser.open(payments.url))
+        self.load(lambda: browser.open(payments.url + "/try"))
         browser.requests()
         self.fill(SLOW)
 

@@ -470,6 +470,15 @@ class ForgetStarts(Op[None]):
 
 
 @value
+class ReadOffsets(Op["dict[str, int]"]):
+    """Read where a consumer goes on at these places: the offsets that were committed with its effects."""
+
+    consumer: str
+    places: tuple[str, ...]
+    id: bytes = b""
+
+
+@value
 class PurgeInbox(Op[int]):
     """Forget at most ``limit`` messages that were applied more than ``keep`` seconds ago. The answer is how many."""
 

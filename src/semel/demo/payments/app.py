@@ -1,4 +1,5 @@
-"""The application (its routes, the guard, documented errors for whatever a client sends) and a process that serves it.
+"""The application (its routes, the guard, the console, documented errors for whatever a client sends) and a process
+that serves it.
 
 A process is run as ``python -m semel.demo.payments.app`` on the parent's socket, so the port survives when the process
 is killed. It reads its settings from standard input, and ends when a second line arrives or when its parent dies.
@@ -21,17 +22,23 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.routing import APIRoute
+from starlette.routing import Route
 
 from semel import __version__
+from semel.console import Access, Console
+from semel.console.app import Panel
+from semel.console.gate import allow_on_this_machine
 from semel.core.policy import Policy
 from semel.demo.payments.data import Books
 from semel.demo.payments.routes import router, tenant_of
 from semel.demo.processes import end_with_parent, read_settings
 from semel.errors import ConfigurationError, StoreError
 from semel.http.fastapi import install
+from semel.observe.events import EventHook
 from semel.observe.prometheus import PrometheusMetrics, StoreMetrics
 from semel.stores.aio_guard import AsyncSemel
 from semel.stores.urls import open_async_store
+from semel.trail import Trail
 
 LEASE: Final = 2.0
 """Seconds until a silent worker is taken over: short, so that it can be watched."""
@@ -40,6 +47,8 @@ MISTAKES: Final = ("unprotected", "blind", "silent")
 GRACE: Final = 3
 """Seconds for running requests to end when the process stops."""
 _PAGE: Final = files("semel.demo.payments") / "page.html"
+_PANEL: Final = files("semel.demo.payments") / "panel.html"
+_PANEL_SCRIPT: Final = files("semel.demo.payments") / "panel.js"
 _MODULE: Final = files("semel") / "client/browser/semel.js"
 
 
@@ -53,6 +62,8 @@ class ServiceSettings:
     """Where the business rows are: in the same database, if it has SQL tables."""
     mistake: str = ""
     """One of ``MISTAKES``, to show that the verdict finds it."""
+    beside: str = ""
+    """The store of the service that is under a storm. The console shows it as well."""
     metrics: str = ""
     """The folder in which the processes count for Prometheus; empty if there is only one process."""
 
@@ -62,13 +73,20 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     if settings.mistake and settings.mistake not in MISTAKES:
         raise ConfigurationError(f"no mistake is called {settings.mistake!r}; there are: {', '.join(MISTAKES)}")
     books = Books(settings.books)
+    store = open_async_store(settings.store)
     metrics, store_metrics, registry = _open_metrics(settings)
-    guard = AsyncSemel(open_async_store(settings.store), policy=Policy(lease=LEASE), on_event=metrics)
+    trail = Trail(settings.store, service="payments", interval=0.5) if store.trails else None
+    hooks: list[EventHook] = [metrics] if trail is None else [metrics, trail]
+    guard = AsyncSemel(store, policy=Policy(lease=LEASE), on_event=hooks)
+    console = _console(guard, settings.beside)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
+        await console.close()
         await guard.close()
+        if trail is not None:
+            await asyncio.to_thread(trail.close)
         books.close()
         store_metrics.close()
         metrics.write()
@@ -82,8 +100,12 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     app.state.books = books
     app.state.mistake = settings.mistake
     app.include_router(router)
-    app.add_api_route("/", _home, include_in_schema=False)
+    app.state.console = console
+    app.add_api_route("/try", _try, include_in_schema=False)
     app.add_api_route("/semel.js", _module, include_in_schema=False)
+    app.add_api_route("/demo.js", _panel_script, include_in_schema=False)
+    for path in console.paths:  # one by one: what is mounted at "/" would answer for every mistyped address
+        app.router.routes.append(Route(path, console))
     app.add_api_route("/metrics", lambda: _metrics(registry), include_in_schema=False)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StoreError, _away)
@@ -91,6 +113,16 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     if settings.mistake == "unprotected":
         app.add_middleware(NewKeys)
     return app
+
+
+def _console(guard: AsyncSemel, beside: str) -> Console:
+    """The console, which is open to this machine: the demo has no secrets."""
+    watched: dict[str, AsyncSemel | str] = {"payments": guard}
+    if beside:
+        watched["storm"] = beside
+    everything = Access(who="demo", act=True, show_keys=True, show_bodies=True)
+    panel = Panel(_PANEL.read_text("utf-8"), "/demo.js")
+    return Console(watched, allow=allow_on_this_machine(everything), running_too_long="30s", panel=panel)
 
 
 def _open_metrics(settings: ServiceSettings) -> tuple[PrometheusMetrics, StoreMetrics, Any]:
@@ -119,7 +151,7 @@ class NewKeys:
         await self._app(scope, receive, send)
 
 
-async def _home(request: Request) -> HTMLResponse:
+async def _try(request: Request) -> HTMLResponse:
     """A page that needs nothing from the internet."""
     routes = [route for route in router.routes if isinstance(route, APIRoute)]
     rows = "".join(
@@ -141,8 +173,12 @@ def _metrics(registry: Any) -> Response:
 
 
 async def _module() -> Response:
-    """The browser's half: the form of the first page uses it."""
+    """The browser's half: the form and the buttons use it."""
     return Response(_MODULE.read_bytes(), media_type="text/javascript")
+
+
+async def _panel_script() -> Response:
+    return Response(_PANEL_SCRIPT.read_bytes(), media_type="text/javascript")
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
@@ -172,11 +208,16 @@ async def serve(settings: ServiceSettings, descriptor: int) -> None:
         def capture_signals(self) -> Any:  # the parent decides when to stop, and writes to standard input
             return contextlib.nullcontext()
 
-    config = uvicorn.Config(
-        make_app(settings), log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE, lifespan="on"
-    )
+    app = make_app(settings)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE, lifespan="on")
     server = Server(config)
-    end_with_parent(lambda: setattr(server, "should_exit", True))
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        server.should_exit = True
+        loop.call_soon_threadsafe(app.state.console.stop_streams)
+
+    end_with_parent(stop)
     await server.serve(sockets=[socket.socket(fileno=descriptor)])
 
 

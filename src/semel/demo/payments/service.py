@@ -36,11 +36,14 @@ def require_packages() -> None:
 class Service:
     """Processes that serve, with a store and business rows. ``tend`` replaces a process that has died."""
 
-    def __init__(self, folder: Path, store: str | None, *, workers: int, port: int, mistake: str = "") -> None:
+    def __init__(
+        self, folder: Path, store: str | None, *, workers: int, port: int, mistake: str = "", beside: str = ""
+    ) -> None:
         """
         :param store: by default SQLite in the folder.
         :param port: 0 takes a free one.
         :param mistake: what is wrong with the service on purpose.
+        :param beside: the store of another service, which the console shows as well.
         """
         self.store = store or f"sqlite:///{folder}/semel.db"
         migrate_store(self.store)
@@ -55,7 +58,7 @@ class Service:
         self.workers = WorkerPool("semel.demo.payments.app", folder / "service.log", [self._socket.fileno()])
         self.settings: dict[str, Any] = {
             "descriptor": self._socket.fileno(), "store": self.store, "books": where, "mistake": mistake,
-            "metrics": str(folder / "metrics"),
+            "beside": beside, "metrics": str(folder / "metrics"),
         }  # fmt: skip
         (folder / "metrics").mkdir(exist_ok=True)
 
