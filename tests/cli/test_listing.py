@@ -6,6 +6,8 @@ import argparse
 import io
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -292,3 +294,21 @@ def test_the_environment_names_the_store_of_the_new_commands(
     assert len(objects(capsys, "list", "--operation", "ship")) == 4
     assert objects(capsys, "stats")[0]["records"] == 13
     assert objects(capsys, "purge", "--all", "--dry-run")[0]["count"] == 12
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completions_know_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    script = printed(capsys, "completions", shell)
+    for command in COMMANDS:
+        assert command.name in script
+    assert "remember-failures" in script
+    if shell == "bash":
+        asked = f"{script}\nCOMP_WORDS=(semel st); COMP_CWORD=1; _shtab_semel; echo ${{COMPREPLY[@]}}"
+        run = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+        assert run.stdout.split() == ["stats", "stores"]
+
+
+def test_completions_name_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completions", "bash"]) == 2
+    assert "semel[cli]" in capsys.readouterr().err

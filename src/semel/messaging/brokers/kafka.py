@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from semel.core.messaging.messages import Message, attributes, read_message, size_of
+from semel.core.messaging.messages import Message, attributes, oversize, read_message
 from semel.core.policy import Duration, seconds
 from semel.core.values import value
 from semel.errors import BrokerUnavailable, ConfigurationError, StoreError
@@ -93,7 +93,7 @@ class KafkaBroker:
             return Refused(
                 "the message has no destination, and the broker's URL names no topic: kafka://host:9092/topic"
             )
-        if (size := size_of(attributes(message), message.data)) > self.capabilities.largest:
+        if size := oversize(message, self.capabilities.largest):
             return Refused(f"the message has {size} bytes, and the most is {self.capabilities.largest}")
         return None
 
