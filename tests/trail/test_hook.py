@@ -8,11 +8,22 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semel import AsyncMemoryStore, AsyncSemel, ConfigurationError, MemoryStore, Semel, StoreUnavailable, StoreUncertain
+from semel import (
+    AsyncMemoryStore,
+    AsyncSemel,
+    ConfigurationError,
+    MemoryStore,
+    Semel,
+    SQLiteStore,
+    StoreUnavailable,
+    StoreUncertain,
+)
 from semel.core.trail.moments import KeepTrail
 from semel.observe import events
 from semel.trail import Trail, TrailReader
@@ -162,25 +173,33 @@ def test_closing_does_not_wait_for_a_store_that_hangs(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_writes_its_own_events_only() -> None:
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_writes_its_own_events_only(tmp_path: Path) -> None:
     """The parent's thread is not in the child, its queue and its counts are."""
-    history = MemoryStore()
-    trail = Trail(history, service="shop", interval=30)
-    trail(events.Mismatched("pay", "", "parent"))
-    pid = os.fork()
-    if pid == 0:
-        try:
-            trail(events.Mismatched("pay", "", "child"))
-            trail.close()
-            (found,) = TrailReader(history).recent()
-            right = found.id == trail._links.link("child") and found.who.endswith(f":{os.getpid()}")
-            right = right and [each.count for each in TrailReader(history).minutes(time.time() - 120)] == [1]
-            os._exit(0 if right else 1)
-        except BaseException:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    trail.close()
-    assert [each.id for each in TrailReader(history).recent()] == [trail._links.link("parent")]
+    path = tmp_path / "history.db"
+    with closing(SQLiteStore(path)) as store:
+        reader = TrailReader(store)
+        trail = Trail(f"sqlite:///{path}", service="shop", interval=30)
+        trail(events.Mismatched("pay", "", "written"))
+        wait_until(reader.recent)
+        trail(events.Mismatched("pay", "", "waiting"))
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                threading.Timer(10, os._exit, (9,)).start()
+                trail(events.Mismatched("pay", "", "child"))
+                trail.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        written = {each.id: each.who for each in reader.recent()}
+        assert set(written) == {reader.link("written"), reader.link("child")}
+        assert written[reader.link("child")].endswith(f":{pid}")
+        trail.close()
+        assert len(reader.recent()) == 3
+        assert sum(each.count for each in reader.minutes(time.time() - 120)) == 3
 
 
 def test_old_moments_are_removed_by_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
