@@ -15,7 +15,7 @@ import pytest
 
 from semel import Semel, SQLiteStore
 from semel.cli import listing, main
-from semel.cli.app import COMMANDS, make_parser
+from semel.cli.app import COMMANDS, make_parser, parse
 from semel.cli.listing import _span
 
 
@@ -285,6 +285,25 @@ def test_upkeep_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert objects(capsys, "sweep", url) == [{"removed": 0, "unknown": 0}]
     (drawn,) = objects(capsys, "diagram")
     assert drawn["mermaid"].startswith("stateDiagram")
+
+
+def test_the_environment_names_the_store_in_every_command_that_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMEL_STORE", "sqlite:///here.db")
+    needed = {
+        "lookup": ["pay", "k"], "release": ["pay", "k"], "resolve": ["pay", "k"], "dlq show": ["message"],
+        "once": ["--key", "k"], "relay": ["--to", "kafka://h/t"],
+    }  # fmt: skip
+    (commands,) = (a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    for name, parser in commands.choices.items():
+        inner = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        for words, each in {f"{name} {action}": p for below in inner for action, p in below.items()}.items() or [
+            (name, parser)
+        ]:
+            taken = {action.dest for action in each._actions}
+            if "url" in taken or "urls" in taken or "stores" in taken:
+                args = parse([*words.split(), *needed.get(words, [])])
+                found = vars(args).get("url") or vars(args).get("urls") or vars(args).get("stores")
+                assert found in ("sqlite:///here.db", ["sqlite:///here.db"]), words
 
 
 def test_the_environment_names_the_store_of_the_new_commands(

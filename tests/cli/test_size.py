@@ -16,9 +16,9 @@ import pytest
 
 from semel import PolicyError, Semel, StoreUnavailable
 from semel.cli import main
-from semel.cli import size as size_command
-from semel.cli.measure import MEASURES, _prefix
-from semel.cli.samples import Sample, in_pages
+from semel.cli.sizing import size as size_command
+from semel.cli.sizing.measure import MEASURES, _prefix
+from semel.cli.sizing.samples import Sample, in_pages
 from semel.core.encoding.snapshot import SIZE_LIMIT
 from semel.stores.dynamodb import DynamoDBStore
 from semel.stores.sizing import Needs, bytes_in, duration, recommended, size

@@ -34,7 +34,7 @@ ANYWHERE = """
 import json, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from semel.cli import main
-from semel.cli import measure
+from semel.cli.sizing import measure
 measure.FLOOR = measure.MYSQL_FLOOR = 0
 
 def run(at):

@@ -20,14 +20,14 @@ from semel.cli.commands import INTERRUPTED, OK, STORE_VARIABLE, USAGE, Command, 
 from semel.cli.console import CONSOLE
 from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
-from semel.cli.dlq import DLQ
 from semel.cli.doctor import DOCTOR
 from semel.cli.listing import LIST, PURGE, STATS
+from semel.cli.messages.dlq import DLQ
+from semel.cli.messages.relay import OUTBOX, RELAY
 from semel.cli.once import ONCE
 from semel.cli.records import DIAGRAM, LOOKUP, RELEASE, RESOLVE
 from semel.cli.recover import RECOVER
-from semel.cli.relay import OUTBOX, RELAY
-from semel.cli.size import SIZE
+from semel.cli.sizing.size import SIZE
 from semel.cli.upkeep import MIGRATE, STORES, SWEEP
 from semel.errors import SemelError
 from semel.stores.settings import require
