@@ -29,7 +29,19 @@ from bench import (
 from bench.contest import QUICK, Match, Pace
 
 CALLERS = 32
-STORES = ("memory", "sqlite", "postgres", "transactional", "outbox", "relay", "inbox", "redis", "http", "client")
+STORES = (
+    "memory",
+    "sqlite",
+    "postgres",
+    "transactional",
+    "outbox",
+    "relay",
+    "kafka",
+    "inbox",
+    "redis",
+    "http",
+    "client",
+)
 ON_REQUEST = ("large",)
 """What takes minutes, and is measured when it is asked for."""
 
@@ -131,6 +143,12 @@ def measure(
             here = url or _server(stack, found, progress)
             if here is not None:
                 _play(found, stack.enter_context(relay.matches(here)), pace, progress)
+    if "kafka" in only:
+        with ExitStack() as stack:
+            here = url or _server(stack, found, progress)
+            topic = _kafka(stack, found, progress)
+            if here is not None and topic is not None:
+                _play(found, stack.enter_context(relay.kafka_matches(here, topic)), pace, progress)
     if "redis" in only:
         with ExitStack() as stack:
             there = _redis(stack, found, progress)
@@ -180,6 +198,17 @@ def _redis(stack: ExitStack, found: Findings, progress: Any) -> str | None:
         return stack.enter_context(RedisServer()).url
     except ServerMissing as missing:
         found.notes.append(f"Redis was not measured: {missing}")
+        return None
+
+
+def _kafka(stack: ExitStack, found: Findings, progress: Any) -> str | None:
+    from tests.servers import KafkaServer, ServerMissing
+
+    progress("Kafka: starting a server")
+    try:
+        return stack.enter_context(KafkaServer()).topic()
+    except ServerMissing as missing:
+        found.notes.append(f"Kafka was not measured: {missing}")
         return None
 
 

@@ -15,7 +15,7 @@ from bench.large import EXPIRIES, JOBS, Large
 from bench.memory import Cost
 from bench.outbox import IN_A_STREAM, WITH_A_MESSAGE
 from bench.redis import STORE_ALONE
-from bench.relay import ONE_RELAY
+from bench.relay import ONE_RELAY, PRODUCER
 from bench.sqlite import ONE_COMMIT_PER_OP
 from bench.transactional import IN_THE_CALLERS, ONE_STATEMENT, OPENED_BY_SEMEL
 
@@ -40,6 +40,8 @@ INBOX: Final = 20_000
 """Messages in a second."""
 RELAY: Final = 20_000
 """Messages a second."""
+KAFKA: Final = 0.5
+"""The rate of the library alone, and what is left of it."""
 REDIS: Final = 4.5
 HTTP: Final = {
     ("Starlette", http_services.SEMEL, "first"): 0.5,
@@ -85,6 +87,8 @@ def judge(costs: Sequence[Cost], matches: Iterable[Match], callers: int) -> list
             verdicts += _of_inbox(match)
         elif match.store == "relay":
             verdicts += _of_relay(match)
+        elif match.store == "kafka":
+            verdicts += _to_kafka(match)
         elif match.store == "transactional":
             verdicts += _in_transactions(match)
         else:
@@ -156,6 +160,12 @@ def _of_relay(match: Match) -> list[Verdict]:
     (rate,) = (one.rate for one in match.standings() if one.name == ONE_RELAY)
     aim = f"{match.title}: at least {RELAY:,} messages a second to a broker that takes 5 ms for a batch"
     return [Verdict(aim, rate, "/s", rate >= RELAY)]
+
+
+def _to_kafka(match: Match) -> list[Verdict]:
+    (times,) = (one.times_bare for one in match.standings() if one.name == ONE_RELAY)
+    assert times is not None
+    return [Verdict(f"{match.title}: at least {KAFKA:g}× {PRODUCER}", times, "×", times >= KAFKA)]
 
 
 def _over_http(match: WireMatch) -> list[Verdict]:

@@ -14,7 +14,16 @@ from typing import Any
 
 __all__ = ["describe", "fsync_microseconds"]
 
-_PACKAGES = ("semel", "psycopg", "psycopg-binary", "asyncpg", "aws-lambda-powertools", "dbos")
+_PACKAGES = (
+    "semel",
+    "psycopg",
+    "psycopg-binary",
+    "asyncpg",
+    "aws-lambda-powertools",
+    "dbos",
+    "txoutbox",
+    "faststream-outbox",
+)
 
 
 def describe() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from bench.contest import Contestant, Match
+from bench.peer_outboxes import FASTSTREAM, TXOUTBOX, faststream_adder, txoutbox_adder
 from bench.turns import Turn, tasks, threads
 from semel import AsyncPostgresStore, PostgresStore
 from semel.messaging import AsyncOutbox, Outbox
@@ -41,6 +42,7 @@ def matches(url: str, clients: int = CLIENTS) -> Iterator[list[Match]]:
         yield [
             Match("outbox", f"Outbox, asyncio (asyncpg), {clients} clients", _asyncpg(stack, url, clients)),
             Match("outbox", f"Outbox, threads (psycopg), {clients} clients", _psycopg(stack, url, clients)),
+            Match("outbox", f"Outbox, asyncio (SQLAlchemy), {clients} clients", _sqlalchemy(stack, url, clients)),
         ]
 
 
@@ -72,7 +74,51 @@ def _asyncpg(stack: ExitStack, url: str, clients: int) -> list[Contestant]:
 
         return tasks(runner, once, clients)
 
-    return _contestants(clients, turn, outbox, lambda connection, number: connection.fetch(_BY_HAND))
+    found = _contestants(clients, turn, outbox, lambda connection, number: connection.fetch(_BY_HAND))
+    if (peer := txoutbox_adder(free)) is not None:
+        schema, add = peer
+        connection = runner.run(free.get())
+        runner.run(connection.execute(schema))
+        free.put_nowait(connection)
+        found.append(Contestant(TXOUTBOX, "first", clients, turn(add), peer=True))
+    return found
+
+
+def _sqlalchemy(stack: ExitStack, url: str, clients: int) -> list[Contestant]:
+    import sqlalchemy as sa
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    runner = stack.enter_context(asyncio.Runner())
+    engine = create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"), pool_size=clients, max_overflow=0)
+    stack.callback(lambda: runner.run(engine.dispose()))
+
+    async def prepare() -> AsyncOutbox:
+        return AsyncOutbox(AsyncPostgresStore(url, listen=False))
+
+    outbox = runner.run(prepare())
+    stack.callback(lambda: runner.run(outbox.store.close()))
+    insert, by_hand = sa.text(_INSERT), sa.text(_BY_HAND.replace(":1", "\\:1"))
+
+    def turn(add: Callable[[Any, int], Any] | None) -> Turn:
+        async def once(number: int) -> None:
+            async with engine.begin() as connection:
+                await connection.execute(insert)
+                if add is not None:
+                    await add(connection, number)
+
+        return tasks(runner, once, clients)
+
+    found = _contestants(clients, turn, outbox, lambda connection, number: connection.execute(by_hand))
+    if (peer := faststream_adder()) is not None:
+        metadata, add = peer
+
+        async def create() -> None:
+            async with engine.begin() as connection:
+                await connection.run_sync(metadata.create_all)
+
+        runner.run(create())
+        found.append(Contestant(FASTSTREAM, "first", clients, turn(add), peer=True))
+    return found
 
 
 def _psycopg(stack: ExitStack, url: str, clients: int) -> list[Contestant]:

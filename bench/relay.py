@@ -12,18 +12,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any, Final
+from uuid import uuid4
 
 from bench.contest import Contestant, Match
+from bench.peer_outboxes import FASTSTREAM, TXOUTBOX, faststream_relay, txoutbox_relay
 from bench.turns import Turn
 from semel import AsyncPostgresStore, PostgresStore
-from semel.core.messaging.messages import Message, lane_of
+from semel.core.messaging.messages import Message, attributes, lane_of
 from semel.messaging import AsyncOutbox, AsyncRelay, Relay
-from semel.messaging.ports import Capabilities, Sent
+from semel.messaging.brokers.kafka import KafkaBroker
+from semel.messaging.ports import Broker, Capabilities, Sent
 from semel.stores.postgres import migrate
 
-__all__ = ["ONE_RELAY", "matches"]
+__all__ = ["ONE_RELAY", "PRODUCER", "kafka_matches", "matches"]
 
 ONE_RELAY: Final = "one relay, asyncio"
+PRODUCER: Final = "confluent-kafka alone"
 BROKER: Final = 0.005
 """Seconds that the broker takes for a batch."""
 BATCH: Final = 500
@@ -62,6 +66,53 @@ class SlowBroker:
         pass
 
 
+class WarmKafka(KafkaBroker):
+    """Stays connected when a relay has ended. To connect takes longer than a turn."""
+
+    async def close(self) -> None:
+        pass
+
+
+@contextmanager
+def kafka_matches(url: str, kafka: str) -> Iterator[list[Match]]:
+    """The relay to a topic of Kafka, beside the library that it uses.
+
+    :param kafka: the URL of a topic, which may be filled.
+    """
+    import psycopg
+
+    migrate(url)
+    broker = WarmKafka.from_url(kafka)
+    with psycopg.connect(url, autocommit=True) as connection:
+        contestants = [
+            Contestant(f"{PRODUCER}, from memory", "first", 1, _produce(kafka), yardstick=True),
+            Contestant(ONE_RELAY, "first", 1, _turn(connection, lambda: _drain_async(url, broker))),
+        ]
+        yield [Match("kafka", f"Relay to Kafka, batches of {BATCH}", contestants)]
+    asyncio.run(KafkaBroker.close(broker))
+
+
+def _produce(kafka: str) -> Turn:
+    """The same messages, with the guarantees that the relay asks for."""
+    from confluent_kafka import Producer
+
+    servers, _, topic = kafka.removeprefix("kafka://").partition("/")
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 1})
+    messages = [Message(str(uuid4()), "paid", b'{"order":1}', "/bench", stream=f"order-{n}") for n in range(STREAMS)]
+
+    def turn(seconds: float) -> float:
+        count = max(2 * BATCH, int(seconds * 40_000))
+        began = perf_counter()
+        for number in range(count):
+            message = messages[number % STREAMS]
+            producer.produce(topic, message.data, key=message.stream, headers=list(attributes(message).items()))
+            producer.poll(0)
+        producer.flush()
+        return count / (perf_counter() - began)
+
+    return turn
+
+
 @contextmanager
 def matches(url: str) -> Iterator[list[Match]]:
     """On a database that may be filled."""
@@ -77,6 +128,11 @@ def matches(url: str) -> Iterator[list[Match]]:
             Contestant(ONE_RELAY, "first", 1, _turn(connection, lambda: _drain_async(url))),
             Contestant("one relay, threads", "first", 1, _turn(connection, lambda: _drain(url))),
         ]
+        peers = {
+            TXOUTBOX: txoutbox_relay(url, connection, BATCH, STREAMS, BROKER),
+            FASTSTREAM: faststream_relay(url, connection, BATCH, BROKER),
+        }
+        contestants += [Contestant(name, "first", 1, turn, peer=True) for name, turn in peers.items() if turn]
         yield [Match("relay", f"Relay, batches of {BATCH}", contestants, [asyncio.run(_latency(url))])]
 
 
@@ -116,10 +172,10 @@ def _drain(url: str) -> None:
     store.close()
 
 
-def _drain_async(url: str) -> None:
+def _drain_async(url: str, broker: Broker | None = None) -> None:
     async def drain() -> None:
         store = AsyncPostgresStore(url, driver="asyncpg", listen=False)
-        await AsyncRelay(store, SlowBroker(), batch=BATCH).drain()
+        await AsyncRelay(store, broker or SlowBroker(), batch=BATCH).drain()
         await store.close()
 
     asyncio.run(drain())

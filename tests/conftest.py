@@ -23,12 +23,14 @@ from tests.servers import (
     MotoServer,
     NATSServer,
     PostgresServer,
+    PrometheusServer,
     RabbitMQServer,
     RedisClusterServers,
     RedisSentinelServers,
     RedisServer,
     Server,
 )
+from tests.servers.kinds import costly_kind
 from tests.servers.pgbouncer import PgBouncerServer
 
 pytest_plugins = ["tests.servers.plugin", "tests.tracing"]
@@ -67,7 +69,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for marker in item.iter_markers():
             rank[item.path] = min(rank[item.path], ranks.get(marker.name, 2))
-    items.sort(key=lambda item: -1 if item.get_closest_marker("xdist_group") else rank[item.path])
+    costly = {item: costly_kind(item.nodeid) for item in items}
+    items.sort(key=lambda item: (-1, name) if (name := costly[item]) else (rank[item.path], ""))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -227,6 +230,12 @@ def rabbitmq(shared_server: Callable[[str], Server]) -> RabbitMQServer:
 def private_rabbitmq(private_server: Callable[[str], Server]) -> RabbitMQServer:
     """A RabbitMQ node for this test alone."""
     return cast(RabbitMQServer, private_server("rabbitmq"))
+
+
+@pytest.fixture(scope="session")
+def prometheus(shared_server: Callable[[str], Server]) -> PrometheusServer:
+    """The session's Prometheus, with the alert rules of the package. It scrapes what ``scrape`` names."""
+    return cast(PrometheusServer, shared_server("prometheus"))
 
 
 @pytest.fixture(scope="session")

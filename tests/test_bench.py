@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import json
 import sys
 from typing import Any
@@ -11,14 +12,15 @@ from typing import Any
 import pytest
 
 from bench import __main__ as command
-from bench import job, large
+from bench import job, large, relay
 from bench.aims import judge, judge_large
 from bench.contest import Contestant, Match, Pace
 from bench.large import JOBS, Large, Measured
 from bench.large_postgres import FullPostgres
 from bench.memory import Cost
+from bench.peer_outboxes import FASTSTREAM, TXOUTBOX
 from bench.transactional import BARE, BY_HAND, IN_THE_CALLERS, LEASED, ONE_STATEMENT, OPENED_BY_SEMEL
-from tests.servers import PostgresServer, RedisServer, ServerMissing
+from tests.servers import KafkaServer, PostgresServer, RedisServer, ServerMissing
 
 TINY = Pace(rounds=2, seconds=0.01, count=20)
 CALLERS = 3
@@ -49,6 +51,10 @@ def measured(only: str, url: str | None = None) -> dict[str, Any]:
 
 def names(match: dict[str, Any], kind: str, callers: int) -> list[str]:
     return [one["contestant"] for one in match["standings"] if (one["job"], one["callers"]) == (kind, callers)]
+
+
+def peers(match: dict[str, Any]) -> list[str]:
+    return [one["contestant"] for one in match["standings"] if one["contestant"] in (TXOUTBOX, FASTSTREAM)]
 
 
 def semel(match: dict[str, Any]) -> list[dict[str, Any]]:
@@ -219,8 +225,10 @@ def test_transactions_are_measured_beside_unprotected_ones(postgres: PostgresSer
 
 def test_messages_are_measured_beside_the_transaction_alone(postgres_url: str) -> None:
     found = measured("outbox", postgres_url)
-    assert [len(match["standings"]) for match in found["matches"]] == [4, 4]
-    assert len(found["aims"]) == 4
+    assert [len(match["standings"]) - len(peers(match)) for match in found["matches"]] == [4, 4, 4]
+    assert len(found["aims"]) == 6
+    if importlib.util.find_spec("txoutbox") and importlib.util.find_spec("faststream_outbox"):
+        assert [peers(match) for match in found["matches"]] == [[TXOUTBOX], [], [FASTSTREAM]]
 
 
 def test_batches_of_the_inbox_are_measured_beside_their_effects_alone(postgres_url: str) -> None:
@@ -232,9 +240,16 @@ def test_batches_of_the_inbox_are_measured_beside_their_effects_alone(postgres_u
 def test_a_relay_is_measured_beside_a_bare_loop(postgres_url: str) -> None:
     found = measured("relay", postgres_url)
     (match,) = found["matches"]
-    assert len(match["standings"]) == 3
+    assert len(match["standings"]) - len(peers(match)) == 3
     assert "from the commit" in match["notes"][0]
     assert len(found["aims"]) == 1
+
+
+def test_a_relay_to_kafka_is_measured_beside_its_library(postgres_url: str, kafka: KafkaServer) -> None:
+    with relay.kafka_matches(postgres_url, kafka.topic()) as (match,):
+        match.play(TINY, lambda what: None)
+    assert [standing.times_bare is not None for standing in match.standings()] == [True, True]
+    assert [verdict.unit for verdict in judge([], [match], 1)] == ["×"]
 
 
 def test_a_large_store_is_measured_beside_a_small_one(

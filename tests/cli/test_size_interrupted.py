@@ -34,7 +34,7 @@ ANYWHERE = """
 import json, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from semel.cli import main
-from semel.cli import measure
+from semel.cli.sizing import measure
 measure.FLOOR = measure.MYSQL_FLOOR = 0
 
 def run(at):
@@ -278,7 +278,7 @@ def test_dynamodb_has_no_table_left(
     assert tables() == []
 
 
-def test_a_table_that_is_still_being_made_is_deleted_when_it_is_there(
+def test_a_table_that_dynamodb_is_still_making_is_deleted_when_it_is_there(
     dynamodb: DynamoDBServer, tables: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(REFUSALS, "ResourceInUseException", 400)
@@ -293,7 +293,7 @@ def test_a_table_that_is_still_being_made_is_deleted_when_it_is_there(
     assert tables() == []
 
 
-def test_what_cannot_be_removed_is_named(
+def test_what_cannot_be_removed_from_dynamodb_is_named(
     dynamodb: DynamoDBServer, tables: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(REFUSALS, "AccessDeniedException", 400)
@@ -310,7 +310,7 @@ def test_what_cannot_be_removed_is_named(
     assert said.count("\n") == 1
 
 
-def test_who_may_not_make_a_table_is_told_so(
+def test_who_may_not_make_a_table_in_dynamodb_is_told_so(
     dynamodb: DynamoDBServer, tables: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(REFUSALS, "AccessDeniedException", 400)

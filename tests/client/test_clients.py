@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import io
 import json
@@ -27,6 +28,7 @@ from semel.client.httpx import AsyncIdempotencyTransport, IdempotencyTransport
 from semel.client.journal import FindEntries
 from semel.client.requests import IdempotencyAdapter
 from semel.client.urllib3 import IdempotencyPoolManager
+from semel.observe.events import Event
 from tests.client.clients import CLIENTS, HANG_UP, OK, QUICK, TRUNCATED, Client, RequestsClient, Server, http, problem
 
 
@@ -123,6 +125,28 @@ def test_a_replay_is_told_apart(make: Make, server: Server) -> None:
     assert (found.outcome, found.replayed, found.attempts) == ("succeeded", True, 2)
     server.script = [http(201, Idempotent_Replayed="omitted")]
     assert receipt(make(), "POST", server.url).replayed
+
+
+def test_hooks_are_told_of_retries_and_of_the_end(make: Make, server: Server) -> None:
+    told: list[Event] = []
+    server.script = [http(503), http(201, b"1", Idempotent_Replayed="true"), http(400), HANG_UP, HANG_UP]
+    client = make(on_event=[told.append], retry=Retry(attempts=2, base="10ms"))
+    url = server.url.replace("//", "//user:secret@") + "/payments?card=4711"
+    client.send("POST", url, b"{}")
+    client.send("POST", url, b"{}")
+    with pytest.raises(NoAnswer):
+        client.send("POST", url, b"{}")
+    assert [event.name for event in told] == [
+        "call_retried", "call_ended", "call_ended", "call_retried", "call_unknown"
+    ]  # fmt: skip
+    assert {event.route for event in told} == {f"POST {server.url}"}
+    assert {event.operation for event in told} == {f"POST {server.url}/payments"}
+    assert [event.key for event in told[:2]] == server.keys[:2]
+    retried, ended, rejected, _, unknown = (dataclasses.asdict(event) for event in told)
+    assert (retried["attempts"], retried["reason"]) == (1, "status 503")
+    assert (ended["outcome"], ended["attempts"], ended["replayed"]) == ("succeeded", 2, True)
+    assert (rejected["outcome"], rejected["attempts"]) == ("rejected", 1)
+    assert unknown["attempts"] == 2
 
 
 def test_a_409_is_retried_if_it_says_so(make: Make, server: Server) -> None:

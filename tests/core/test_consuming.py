@@ -47,6 +47,8 @@ class World:
             "hook": self.hook, **settings,
         }  # fmt: skip
         self.queue = [Message(id, "paid", b"", stream=id[:1], sequence=int(id[1:] or 0)) for id in ids]
+        self.sent, self.place = list(ids), "log/0"
+        self.offsets: dict[str, int] = {}
         self.delivered: dict[str, int] = {}
         self.starts: dict[str, int] = {}
         self.applied: list[str] = []
@@ -93,7 +95,10 @@ class World:
             for message in found:
                 self.delivered[message.id] = self.delivered.get(message.id, 0) + 1
             counts = self.plan_settings["counts_starts"]
-            return [Delivery(each, self.delivered[each.id] if counts else 0, each) for each in found]
+            return [
+                Delivery(each, self.delivered[each.id] if counts else 0, each, self.place, self.sent.index(each.id))
+                for each in found
+            ]
         if isinstance(request, ApplyMessages):
             self.batches.append(len(request.messages))
             answers: list[Any] = []
@@ -106,6 +111,7 @@ class World:
                 answers.append(RepeatedMessage() if known else answer or AppliedMessage())
                 new += [] if known else [message.id]
             self.applied += new
+            self.offsets.update(request.offsets)
             return answers
         if isinstance(request, Acknowledge):
             for delivery in request.deliveries:
@@ -367,3 +373,26 @@ def test_messages_of_a_batch_are_placed_one_after_the_other() -> None:
     assert isinstance(found({"a": 0}, "a4", "a3"), MisplacedMessage)
     assert found({"a": -3}, "a3") == [AppliedMessage()]
     assert isinstance(found({"a": -3}, "a3", "b1"), MisplacedMessage)  # one by one
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_no_offset_is_stored_beyond_a_message_that_waits(in_batches: bool) -> None:
+    """If the process died then, nobody would apply that message."""
+    world = World(["a1", "b1", "c1", "d1"], stores_offsets=True, in_batches=in_batches)
+    fails = iter([True, in_batches])  # in the batch, then alone
+    stored: list[tuple[list[str], dict[str, int]]] = []
+
+    def apply(message: Message) -> Any:
+        stored.append((list(world.applied), dict(world.offsets)))
+        return Raised(ValueError("no")) if message.id == "b1" and next(fails, False) else None
+
+    world.apply = apply
+    world.live()
+    assert world.applied == ["a1", "b1", "c1", "d1"]
+    assert [id for id, _ in world.postponed] == ["b1", "c1", "d1"]
+    assert world.offsets == {"log/0": 4}
+    for applied, offsets in stored:
+        assert offsets.get("log/0", 0) <= len(applied)
+    plain = World(["a1"])
+    plain.live()
+    assert plain.offsets == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from semel.core.messaging.messages import Message
 from semel.errors import BrokerUnavailable
@@ -14,11 +14,24 @@ class ListSource:
     """Delivers a list of messages, in order. A postponed message is delivered again at once."""
 
     def __init__(
-        self, messages: Sequence[Message], *, counts: bool = True, ordered: bool = True, retention: float | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        counts: bool = True,
+        ordered: bool = True,
+        retention: float | None = None,
+        place: str = "",
+        first: int = 0,
     ) -> None:
+        """
+        :param place: deliver as a source that seeks, in this place of a log, from the offset ``first`` on.
+        """
         self.capabilities = Capabilities(
-            name="a list", ordered=ordered, pipelines=True, largest=1 << 20, retention=retention, counts_starts=counts
-        )
+            name="a list", ordered=ordered, pipelines=True, largest=1 << 20, retention=retention, counts_starts=counts,
+            seeks=bool(place),
+        )  # fmt: skip
+        self.place, self.first = place, first
+        self.stored: Callable[[Sequence[str]], Mapping[str, int]] = lambda places: {}
         self.waiting = list(enumerate(messages))
         self.delivered: Counter[int] = Counter()
         self.in_hand: dict[int, Message] = {}
@@ -42,7 +55,13 @@ class ListSource:
         self.in_hand.update(found)
         self.delivered.update(at for at, _ in found)
         counts = self.capabilities.counts_starts
-        return [Delivery(message, self.delivered[at] if counts else 0, at) for at, message in found]
+        return [
+            Delivery(message, self.delivered[at] if counts else 0, at, self.place, self.first + at)
+            for at, message in found
+        ]
+
+    def begin_at(self, stored: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
+        self.stored = stored
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         self._fail()

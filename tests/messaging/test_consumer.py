@@ -290,6 +290,33 @@ def test_batches_keep_the_order_of_streams_and_park_them(books: Books) -> None:
     assert books.dead == []
 
 
+def test_an_offset_commits_with_the_effect_and_never_moves_backwards(books: Books) -> None:
+    def offsets() -> list[tuple[Any, ...]]:
+        return books.desk.sql("SELECT consumer, stream, sequence FROM semel_inbox_stream ORDER BY stream")
+
+    books.fails = {"m-3": 1}
+    source = ListSource([message(f"m-{number}") for number in range(1, 5)], place="log/0", first=10)
+    assert books.consume(source, store_offsets=True).applied == 4
+    assert books.applied == ["m-1", "m-2", "m-3", "m-4"]
+    assert offsets() == [("~ledger", "log/0", 14)]
+    # A process that has lost the partition, and does not know it yet, applies what nobody else has.
+    late = ListSource([message("m-5"), message("m-6")], place="log/0", first=3)
+    assert books.consume(late, store_offsets=True, in_batches=True).applied == 2
+    assert offsets() == [("~ledger", "log/0", 14)]
+    if books.sync:
+        assert source.stored(["log/0", "log/1"]) == {"log/0": 14}
+    else:
+
+        async def read() -> Any:
+            other = ListSource([], place="log/0")
+            await books.make(store_offsets=True).drain(other)
+            return await asyncio.to_thread(other.stored, ["log/0", "log/1"])
+
+        assert books.desk._runner.run(read()) == {"log/0": 14}  # type: ignore[union-attr]
+    with pytest.raises(ConfigurationError, match="cannot begin at a stored offset"):
+        books.consume(ListSource([]), store_offsets=True)
+
+
 def test_what_a_handler_emits_has_the_same_id_in_every_run(books: Books) -> None:
     headers = {"idempotency-root": "order-1", "traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
     books.consume(ListSource([message("m-1", headers=headers)]))

@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any, cast
 
+import aiosqlite
 import pytest
 from confluent_kafka import Consumer
 
+from semel import AsyncSQLiteStore, SQLiteStore
 from semel.core.messaging.messages import Message
 from semel.errors import BrokerUnavailable
+from semel.messaging import AsyncInbox, Inbox
 from semel.messaging.brokers import kafka as kafka_module
 from semel.messaging.brokers.kafka import KafkaBroker, KafkaSource
 from semel.messaging.ports import Delivery, Refused, Result, Sent, TryAgain
+from semel.stores import sqlite
 from semel.testing import brokers
 from tests.servers import KafkaServer, ServerPool
 from tests.servers.freezing import freeze
@@ -329,3 +338,116 @@ def test_what_a_cancelled_call_received_is_delivered_again(kafka: KafkaServer) -
         await source.close()
 
     asyncio.run(main())
+
+
+HOLDS = """
+import contextlib, os, signal, sqlite3, sys
+from semel import SQLiteStore
+from semel.messaging import Inbox
+from semel.messaging.brokers.kafka import KafkaSource
+
+class Dying(KafkaSource):
+    async def acknowledge(self, deliveries):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@Inbox(SQLiteStore(sys.argv[2])).handler(
+    "ledger", connect=lambda: contextlib.closing(sqlite3.connect(sys.argv[2])), store_offsets=True, batch=3
+)
+def apply(message, connection):
+    connection.execute("INSERT INTO applied VALUES ('first', ?)", (message.id,))
+
+apply.drain(Dying.from_url(sys.argv[1]), idle=30)
+"""
+"""A consumer that is killed after three commits, and before it has told Kafka."""
+
+
+@pytest.mark.process
+def test_a_consumer_goes_on_at_the_offset_that_its_effects_committed(kafka: KafkaServer, tmp_path: Path) -> None:
+    url, database = kafka.topic(partitions=1), str(tmp_path / "books.db")
+    sqlite.migrate(database)
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE applied (who text, id text)")
+    messages = brokers.new_streams(streams=1, each=8)
+
+    async def send() -> None:
+        broker = KafkaBroker.from_url(url)
+        assert await publish(broker, messages) == [Sent()] * len(messages)
+        await broker.close()
+
+    asyncio.run(send())
+    command = [sys.executable, "-c", HOLDS, f"{url}?group=g&{QUICK}", database]
+    assert subprocess.run(command, timeout=90, check=False).returncode == -signal.SIGKILL
+    store = SQLiteStore(database)
+
+    @Inbox(store).handler("ledger", connect=lambda: closing(sqlite3.connect(database)), store_offsets=True)
+    def apply(message: Message, connection: Any) -> None:
+        connection.execute("INSERT INTO applied VALUES ('second', ?)", (message.id,))
+
+    # As soon as Kafka has noticed that the first one is dead. What that one applied is not even delivered.
+    report = apply.drain(KafkaSource.from_url(f"{url}?group=g&{QUICK}"), idle=10)
+    assert (report.applied, report.repeated) == (5, 0)
+    store.close()
+    with closing(sqlite3.connect(database)) as connection:
+        found = connection.execute("SELECT who, id FROM applied ORDER BY rowid").fetchall()
+    assert found == [("first" if at < 3 else "second", each.id) for at, each in enumerate(messages)]
+
+
+def test_a_partition_that_moves_takes_its_stored_offset_along(kafka: KafkaServer, tmp_path: Path) -> None:
+    """The first consumer has messages in hand when their partition moves. It applies them late, or not at all."""
+    url, database = kafka.topic(partitions=2), str(tmp_path / "books.db")
+    sqlite.migrate(database)
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE applied (id text, stream text, sequence integer)")
+    messages = brokers.new_streams(streams=12, each=5)
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(url)
+        assert await publish(broker, messages) == [Sent()] * len(messages)
+        await broker.close()
+        store = AsyncSQLiteStore(database)
+        began, go_on = asyncio.Event(), asyncio.Event()
+
+        def consumer(waits: bool) -> Any:
+            @AsyncInbox(store).handler(
+                "ledger", connect=lambda: aiosqlite.connect(database), ordered=True, store_offsets=True, batch=1000
+            )
+            async def apply(message: Message, connection: Any) -> None:
+                if waits:
+                    began.set()
+                    await go_on.wait()
+                row = (message.id, message.stream, message.sequence)
+                await connection.execute("INSERT INTO applied VALUES (?, ?, ?)", row)
+
+            return apply
+
+        # The first one is silent for too long: Kafka takes its partitions away, and it does not know.
+        slow, quick = consumer(True), consumer(False)
+        first = asyncio.ensure_future(
+            slow.run(KafkaSource.from_url(f"{url}?group=g&{QUICK}&max.poll.interval.ms=6000"))
+        )
+        await asyncio.wait_for(began.wait(), 30)
+        second = KafkaSource.from_url(f"{url}?group=g&{QUICK}")
+        moved = asyncio.ensure_future(quick.run(second))
+        async with asyncio.timeout(60):
+            while not second._partitions:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        go_on.set()
+        async with asyncio.timeout(60):
+            while slow.report.applied + quick.report.applied < len(messages):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        for each in (slow, quick):
+            each.stop()
+        await asyncio.gather(first, moved)
+        assert slow.report.dead == quick.report.dead == 0
+        await store.close()
+
+    asyncio.run(main())
+    with closing(sqlite3.connect(database)) as connection:
+        found = connection.execute("SELECT id, stream, sequence FROM applied ORDER BY rowid").fetchall()
+        (total,) = connection.execute(
+            "SELECT sum(sequence) FROM semel_inbox_stream WHERE consumer = '~ledger'"
+        ).fetchone()
+    assert sorted(id for id, _, _ in found) == sorted(each.id for each in messages)
+    assert total == len(messages)
+    for stream in {stream for _, stream, _ in found}:
+        assert [sequence for _, of, sequence in found if of == stream] == [1, 2, 3, 4, 5]

@@ -298,6 +298,9 @@ ELSEWHERE: dict[str, str] = {
     "apply_given_up": "tests/core",
     "stream_gap": "tests/messaging",
     "consumer_interrupted": "tests/core",
+    "call_retried": "tests/client",
+    "call_ended": "tests/client",
+    "call_unknown": "tests/client",
 }
 """Events that need more than an engine: the folder with the tests that see them."""
 

@@ -17,6 +17,7 @@ from tests.servers.mariadb import MariaDBServer
 from tests.servers.nats import NATSServer
 from tests.servers.pool import ServerPool
 from tests.servers.postgres import PostgresServer
+from tests.servers.prometheus import PrometheusServer
 from tests.servers.rabbitmq import RabbitMQServer
 from tests.servers.redis import RedisClusterServers, RedisSentinelServers, RedisServer
 
@@ -31,6 +32,7 @@ __all__ = [
     "MotoServer",
     "NATSServer",
     "PostgresServer",
+    "PrometheusServer",
     "RabbitMQServer",
     "RedisClusterServers",
     "RedisSentinelServers",

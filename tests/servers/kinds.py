@@ -10,6 +10,7 @@ from tests.servers.mariadb import MariaDBServer
 from tests.servers.nats import NATSServer
 from tests.servers.pgbouncer import PgBouncerServer
 from tests.servers.postgres import PostgresServer
+from tests.servers.prometheus import PrometheusServer
 from tests.servers.rabbitmq import RabbitMQServer
 from tests.servers.redis import RedisClusterServers, RedisSentinelServers, RedisServer
 
@@ -29,5 +30,12 @@ KINDS: dict[str, type[Server]] = {
         KafkaServer,
         RabbitMQServer,
         ChromiumServer,
+        PrometheusServer,
     )
 }
+
+
+def costly_kind(nodeid: str) -> str | None:
+    """The costly server that the name of a test names."""
+    plain = nodeid.lower().replace("_", "")
+    return next((name for name, kind in KINDS.items() if kind.costly and name.replace("_", "") in plain), None)

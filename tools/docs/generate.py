@@ -376,7 +376,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.client.urllib3", "The client for urllib3.", ()),
     ("semel.messaging", "[Messages](../how-to/publish-events.md) that commit with your rows.", ()),
     ("semel.messaging.ports", "What the adapter of a broker implements and returns.", (
-        "Broker", "BrokerDown", "Capabilities", "Delivery", "Refused", "Sent", "Source", "TryAgain",
+        "Broker", "BrokerDown", "Capabilities", "Delivery", "Refused", "SeekableSource", "Sent", "Source", "TryAgain",
     )),
     ("semel.messaging.brokers.kafka", "Kafka.", ("KafkaBroker", "KafkaSource")),
     ("semel.messaging.brokers.rabbitmq", "RabbitMQ.", ("RabbitMQBroker", "RabbitMQSource")),
@@ -398,6 +398,9 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
      ("check", "cloudformation", "iam_policy", "migrate", "terraform")),
     ("semel.observe.events", "[Events](events.md). The classes are listed there.",
      ("EVENTS", "Event", "EventHook", "EventHooks")),
+    ("semel.observe.structlog", "[Logs events](../how-to/watch-events.md#log-them) by structlog.",
+     ("structlog_events",)),
+    ("semel.observe.prometheus", "[Counts events](../how-to/metrics.md).", ("PrometheusMetrics", "StoreMetrics")),
     ("semel.core.ops", "What a [store of your own](stores.md#the-contract-of-a-store) executes and returns.", (
         "Op", "Claim", "Claimed", "Existing", "Record", "Renew", "Complete", "CompleteWith", "NotWritten", "Release",
         "SaveStep", "Lookup", "Resolve", "Sweep", "Swept", "Count", "Resumable", "Abandoned", "Page",

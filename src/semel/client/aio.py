@@ -27,7 +27,7 @@ class AsyncClientCore:
     ) -> tuple[Receipt, Any]:
         """Do what the flow asks for, until it is over. Returns the receipt and the response, or raises ``error``."""
         journal = self.journal
-        flow = deliver(intent, self.settings.retry, journal is not None)
+        flow = deliver(intent, self.settings.retry, journal is not None, self.settings.hook)
         reply: Any = None
         entry, sent = 0, False
         try:

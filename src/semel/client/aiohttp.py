@@ -30,6 +30,7 @@ from semel.client.flow import (
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry
 from semel.errors import MissingDependency, NoAnswer
+from semel.observe.events import EventHooks
 
 try:
     import aiohttp
@@ -64,9 +65,10 @@ class IdempotencyClientMiddleware:
         quote_keys: bool = False,
         new_key: Callable[[], str] = new_key,
         hosts: Collection[str] = (),
+        on_event: EventHooks | None = None,
     ) -> None:
         """The parameters are those of ``semel.client.httpx.AsyncIdempotencyTransport``."""
-        settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
+        settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts, on_event)
         self._core = AsyncClientCore(settings, journal)
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:

@@ -25,12 +25,15 @@ from collections.abc import Callable, Collection, Generator, Mapping, MutableMap
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
-from urllib.parse import unquote, urljoin
+from urllib.parse import unquote, urljoin, urlsplit
 
 from semel.client.retry import Retry, advice, origin_of
+from semel.core.call import describe_error
 from semel.core.keys import header_value, normalize_key
 from semel.engine.operation.propagation import OutgoingCall, check_hosts, outgoing_call
 from semel.errors import ConfigurationError, KeyExpired, NoAnswer
+from semel.observe import events
+from semel.observe.events import EventHook, EventHooks, call_hooks, hooks_of
 
 log = logging.getLogger("semel.client")
 
@@ -179,9 +182,13 @@ class Settings:
     quote_keys: bool = False
     new_key: Callable[[], str] = new_key
     hosts: Collection[str] = ()
+    on_event: EventHooks | None = None
+    hook: EventHook | None = field(init=False)
+    """Calls the hooks of ``on_event``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hosts", check_hosts(self.hosts))
+        object.__setattr__(self, "hook", call_hooks(hooks_of(self.on_event), "semel.client"))
 
     def intent(self, method: str, url: str, headers: Mapping[str, Any]) -> Intent | None:
         """Return the intent of a request, or None if it is sent as it is.
@@ -265,7 +272,9 @@ def bare_key(value: str) -> str:
     return value
 
 
-def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, Any, tuple[Receipt, Reply]]:
+def deliver(
+    intent: Intent, retry: Retry, journaled: bool, hook: EventHook | None = None
+) -> Generator[Step, Any, tuple[Receipt, Reply]]:
     """Send the request until its outcome is known, or until ``retry`` forbids another attempt."""
     if intent.settled is not None:
         reply: Reply = yield "send"
@@ -311,6 +320,8 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
             elapsed = time.monotonic() - started
             wait = retry.wait(attempts, after, elapsed, age_before + elapsed, random.random())
             if wait is not None and (quota is None or quota.take(origin_of(intent.url))):
+                if hook is not None:
+                    _tell(hook, intent, events.CallRetried, attempts, _reason(reply), wait)
                 yield Sleep(wait)
                 continue
         if outcome == "succeeded" and quota is not None and quota.in_use:
@@ -318,11 +329,27 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
         if journaled:
             yield "release" if outcome == "unknown" else "clear"
         receipt = Receipt(intent.key, outcome, replayed, attempts)
+        if hook is not None:
+            elapsed = time.monotonic() - started
+            if outcome == "unknown":
+                _tell(hook, intent, events.CallUnknown, attempts, _reason(reply), elapsed)
+            else:
+                _tell(hook, intent, events.CallEnded, outcome, attempts, replayed, elapsed)
         if intent.outgoing is not None:
             intent.outgoing.end(known=outcome != "unknown")
         if type(reply) is Answer and 300 <= reply.status < 400:
             _remember_redirect(intent, reply, receipt)
         return receipt, reply
+
+
+def _tell(hook: EventHook, intent: Intent, event: type[events.Event], *details: Any) -> None:
+    origin = origin_of(intent.url)
+    path = urlsplit(intent.url).path
+    hook(event(f"{intent.method} {origin}{path}", "", intent.key, *details, route=f"{intent.method} {origin}"))
+
+
+def _reason(reply: Reply) -> str:
+    return f"status {reply.status}" if isinstance(reply, Answer) else describe_error(reply.error)
 
 
 def _outcome(status: int, doubt: bool) -> CallOutcome:

@@ -30,6 +30,7 @@ from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry
 from semel.client.sync import ClientCore
 from semel.errors import MissingDependency, NoAnswer
+from semel.observe.events import EventHooks
 
 try:
     import requests
@@ -65,6 +66,7 @@ class IdempotencyAdapter(BaseAdapter):
         quote_keys: bool = False,
         new_key: Callable[[], str] = new_key,
         hosts: Collection[str] = (),
+        on_event: EventHooks | None = None,
     ) -> None:
         """
         :param adapter: what sends the requests; an ``HTTPAdapter`` without retries by default.
@@ -73,7 +75,7 @@ class IdempotencyAdapter(BaseAdapter):
         """
         super().__init__()
         self._adapter = adapter or HTTPAdapter()
-        settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
+        settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts, on_event)
         self._core = ClientCore(settings, journal)
 
     def send(

@@ -24,7 +24,7 @@ class ClientCore:
     def call(self, intent: Intent, send: Callable[[], Reply], error: type[NoAnswer]) -> tuple[Receipt, Any]:
         """Do what the flow asks for, until it is over. Returns the receipt and the response, or raises ``error``."""
         journal = self.journal
-        flow = deliver(intent, self.settings.retry, journal is not None)
+        flow = deliver(intent, self.settings.retry, journal is not None, self.settings.hook)
         reply: Any = None
         entry, sent = 0, False
         try:

@@ -31,6 +31,7 @@ from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry, origin_of
 from semel.client.sync import ClientCore
 from semel.errors import MissingDependency, NoAnswer
+from semel.observe.events import EventHooks
 
 try:
     import urllib3
@@ -69,6 +70,7 @@ class IdempotencyPoolManager(urllib3.PoolManager):
         quote_keys: bool = False,
         new_key: Callable[[], str] = new_key,
         hosts: Collection[str] = (),
+        on_event: EventHooks | None = None,
         **connection_pool_kw: Any,
     ) -> None:
         """
@@ -77,7 +79,7 @@ class IdempotencyPoolManager(urllib3.PoolManager):
         The other parameters are those of ``semel.client.httpx.IdempotencyTransport``.
         """
         super().__init__(num_pools, headers, **connection_pool_kw)
-        settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
+        settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts, on_event)
         self._core = ClientCore(settings, journal)
 
     def urlopen(  # type: ignore[override]

@@ -19,6 +19,9 @@ class StoryLine(NamedTuple):
 
 
 _LINES: Final = {
+    "call_retried": StoryLine("The client sends its request again, after {attempts}: {reason}", "plain"),
+    "call_ended": StoryLine("The client knows the outcome: {outcome} (sent {attempts} times, {seconds})", "good"),
+    "call_unknown": StoryLine("The client has given up and does not know what happened: {reason}", "bad"),
     "started": StoryLine("Attempt {attempt} started: the key was free", "plain"),
     "taken_over": StoryLine("Attempt {attempt} took over: the lease of the attempt before had ended", "warn"),
     "completed": StoryLine("It ran, and its answer is stored ({size} bytes, {seconds})", "good"),

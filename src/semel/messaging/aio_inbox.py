@@ -23,8 +23,9 @@ import inspect
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from semel.core.call import Pause, Raised
 from semel.core.keys import check_name, identity, normalize_key
@@ -42,7 +43,7 @@ from semel.core.messaging.consuming import (
     RepeatedMessage,
     place_in_streams,
 )
-from semel.core.messaging.messages import MAX_NAME, Message, PurgeInbox, fits_column
+from semel.core.messaging.messages import MAX_NAME, Message, PurgeInbox, ReadOffsets, fits_column
 from semel.core.messaging.relaying import POISON, Poison
 from semel.core.policy import Duration, seconds
 from semel.core.transactional import HandlersFault
@@ -62,12 +63,12 @@ from semel.errors import (
 )
 
 # sync only: from semel.messaging.loop_thread import LoopThread
-from semel.messaging.ports import Capabilities, Source
+from semel.messaging.ports import Capabilities, SeekableSource, Source
 from semel.messaging.reporting import reporter
 from semel.observe import events
 from semel.sql.aio import AsyncSQLUnit
 from semel.sql.connections.errors import StatementRejected
-from semel.sql.inbox import apply_message, apply_messages, lock_streams, move_streams
+from semel.sql.inbox import apply_message, apply_messages, lock_streams, move_offsets, move_streams
 from semel.stores.aio_guard import AsyncSemel
 
 KEEP: Final = "15d"
@@ -172,6 +173,7 @@ class AsyncInbox:
         longest_pause: Duration = LONGEST_PAUSE,
         batch: int = BATCH,
         in_batches: bool = False,
+        store_offsets: bool = False,
         on_event: events.EventHooks | None = None,
     ) -> Callable[[Callable[[Any, Any], Any]], AsyncConsumer]:
         """Decorate a function that applies a message, and return a consumer: its ``run(source)`` consumes.
@@ -196,6 +198,8 @@ class AsyncInbox:
         :param batch: how many messages to receive at once. Each is applied in a transaction of its own, unless ...
         :param in_batches: ... the function applies many: ``async def apply(messages, connection)`` gets a list of the
             new ones. If it fails, it is called for each message alone, so that one of them takes no other with it.
+        :param store_offsets: for sources that seek (Kafka): the place in the log commits with the effect, and a
+            consumer goes on there, whatever the broker was told. A message that is retried holds up its partition.
         :param on_event: is called with every event. Without it, problems are logged by the logger ``semel.inbox``.
         """
         check_consumer(consumer)
@@ -209,25 +213,24 @@ class AsyncInbox:
                 raise PolicyError(f"{name} is a whole number from 1, not {number!r}")
         if on_poison not in POISON:
             raise PolicyError(f"on_poison is {', '.join(map(repr, POISON))}, not {on_poison!r}")
-        if guard is not None and (ordered or in_batches):
-            raise ConfigurationError(
-                "ordered=True and in_batches=True need connect=: what they are about commits there"
-            )
+        if guard is not None and (ordered or in_batches or store_offsets):
+            raise ConfigurationError("ordered, in_batches and store_offsets need connect=: what they do commits there")
+        if store_offsets and len(consumer) == MAX_NAME:
+            raise ConfigurationError(f"with store_offsets=True a consumer's name has less than {MAX_NAME} characters")
         first, longest = seconds(pause, "pause"), seconds(longest_pause, "longest_pause")
         if not 0 < first <= longest:
             raise PolicyError("pause is longer than 0 s, and not longer than longest_pause")
         hook = reporter(_log, on_event)
 
-        def plan(known: Capabilities) -> ConsumerPlan:
-            return ConsumerPlan(
-                consumer, batch, tries, first, longest, ordered, on_poison, known.counts_starts, time.monotonic,
-                random.random, hook, bool(events.hooks_of(on_event)), in_batches,
-            )  # fmt: skip
+        plan = ConsumerPlan(
+            consumer, batch, tries, first, longest, ordered, on_poison, False, time.monotonic, random.random, hook,
+            bool(events.hooks_of(on_event)), in_batches, store_offsets,
+        )  # fmt: skip
 
         def decorate(function: Callable[[Any, Any], Any]) -> AsyncConsumer:
             # sync only: if inspect.iscoroutinefunction(function):
             # sync only:     raise PolicyError("the handler is async: use AsyncInbox")
-            return AsyncConsumer(self, consumer, function, plan, connect, guard, ordered, in_batches)
+            return AsyncConsumer(self, function, plan, connect, guard)
 
         return decorate
 
@@ -252,15 +255,12 @@ class AsyncConsumer:
     def __init__(
         self,
         inbox: AsyncInbox,
-        name: str,
         function: Callable[[Any, Any], Any],
-        plan: Callable[[Capabilities], ConsumerPlan],
+        plan: ConsumerPlan,
         connect: Callable[[], Any] | None,
         guard: AsyncSemel | None,
-        ordered: bool,
-        in_batches: bool,
     ) -> None:
-        self.name = name
+        self.name = plan.consumer
         self.report = ConsumerReport()
         """What ``run`` has done so far."""
         self._inbox = inbox
@@ -268,8 +268,6 @@ class AsyncConsumer:
         self._plan = plan
         self._connect = connect
         self._guard = guard
-        self._ordered = ordered
-        self._in_batches = in_batches
         self._stopping = False
         # sync only: self._loop: LoopThread | None = None
         self._purge_at = 0.0
@@ -301,7 +299,10 @@ class AsyncConsumer:
 
     async def _consume(self, source: Source, report: ConsumerReport, until_idle: float | None) -> None:
         self._check(source.capabilities)
-        flow = self._plan(source.capabilities).run(lambda: self._stopping, report, until_idle)
+        plan = replace(self._plan, counts_starts=source.capabilities.counts_starts)
+        flow = plan.run(lambda: self._stopping, report, until_idle)
+        if plan.stores_offsets:
+            cast(SeekableSource, source).begin_at(self._reader_of_offsets())
         # sync only: self._loop = LoopThread("semel-inbox")
         try:
             await self._drive(flow, source)
@@ -314,7 +315,9 @@ class AsyncConsumer:
 
     def _check(self, known: Capabilities) -> None:
         inbox = self._inbox
-        if self._ordered and not known.ordered:
+        if self._plan.stores_offsets and not known.seeks:
+            raise ConfigurationError(f"{known.name} cannot begin at a stored offset: leave out store_offsets=True")
+        if self._plan.ordered and not known.ordered:
             raise ConfigurationError(
                 f"{known.name} does not deliver the messages of a stream in their order: leave ordered=True out, or "
                 "consume from a source that keeps it"
@@ -328,6 +331,16 @@ class AsyncConsumer:
                 "Pass a longer keep= to the inbox, or shorten redrive_within="
             )
 
+    def _reader_of_offsets(self) -> Callable[[Sequence[str]], Mapping[str, int]]:
+        loop = asyncio.get_running_loop()  # async only
+
+        def read(places: Sequence[str]) -> Mapping[str, int]:  # in a thread of the source
+            op = ReadOffsets(self.name, tuple(places))
+            # sync: return self._inbox.store.execute(op)
+            return asyncio.run_coroutine_threadsafe(self._inbox.store.execute(op), loop).result()
+
+        return read
+
     async def _drive(self, flow: ConsumerFlow, source: Source) -> None:
         answer: Any = None
         with contextlib.suppress(StopIteration):
@@ -336,7 +349,7 @@ class AsyncConsumer:
                 answer = None
                 try:
                     if isinstance(request, ApplyMessages):
-                        answer = await self._apply(request.messages)
+                        answer = await self._apply(request)
                     elif isinstance(request, Receive):
                         await self._purge()
                         answer = await self._ask(source.receive(request.limit, request.seconds))
@@ -365,9 +378,9 @@ class AsyncConsumer:
             with contextlib.suppress(StoreError):  # the next purge does it
                 await self._inbox.purge()
 
-    async def _apply(self, messages: Sequence[Message]) -> Sequence[_Applied] | MisplacedMessage | Raised:
+    async def _apply(self, request: ApplyMessages) -> Sequence[_Applied] | MisplacedMessage | Raised:
         if self._guard is not None:
-            return await self._run_guarded(self._guard, messages[0])
+            return await self._run_guarded(self._guard, request.messages[0])
         assert self._connect is not None
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -378,7 +391,7 @@ class AsyncConsumer:
                 except Exception as error:
                     raise StoreUnavailable(f"no connection could be opened: {error!r}") from error
                 try:
-                    return await self._apply_on(connection, messages)
+                    return await self._apply_on(connection, request.messages, request.offsets)
                 except _NotApplied as ended:  # rolled back, and no error for the caller's context manager
                     return ended.answer
         except _HandlerFailed as failed:
@@ -388,7 +401,9 @@ class AsyncConsumer:
         except StoreError as error:
             return Raised(error)
 
-    async def _apply_on(self, connection: object, messages: Sequence[Message]) -> list[_Applied]:
+    async def _apply_on(
+        self, connection: object, messages: Sequence[Message], offsets: Mapping[str, int]
+    ) -> list[_Applied]:
         """Apply the messages in a transaction of their own. Raises _NotApplied or _HandlerFailed."""
         unit = self._inbox._unit(connection, own=True)
         dialect, name = unit.connection.dialect, self.name
@@ -399,12 +414,12 @@ class AsyncConsumer:
                 raise _NotApplied([RepeatedMessage()] * len(messages))
             streams = {message.stream for message in chosen if message.stream and message.sequence > 0}
             before: dict[str, int] = {}
-            if self._ordered and streams:
+            if self._plan.ordered and streams:
                 before = await unit.run(lock_streams(dialect, name, streams), _PLACE)
             places = place_in_streams(before, chosen)
             if isinstance(places, MisplacedMessage):
                 raise _NotApplied(places)
-            what = chosen if self._in_batches else chosen[0]
+            what = chosen if self._plan.in_batches else chosen[0]
             try:
                 await _call(unit, lambda: self._function(what, connection), _origin(name, chosen))
                 await unit.finish()
@@ -414,6 +429,8 @@ class AsyncConsumer:
                 raise _HandlerFailed(error) from error
             if before:
                 await unit.run(move_streams(dialect, name, chosen, before), _PLACE)
+            if offsets:
+                await unit.run(move_offsets(dialect, name, offsets), "the offset")
         applied = {message.id: place for message, place in zip(chosen, places, strict=True)}
         return [applied.pop(message.id, RepeatedMessage()) for message in messages]
 

@@ -6,7 +6,7 @@ do; nothing is found out by trying. ``semel.testing.brokers`` tests an adapter a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from semel.core.messaging.messages import BrokerDown, DestinationDown, Message, Refused, Result, Sent, TryAgain
@@ -20,6 +20,7 @@ __all__ = [
     "DestinationDown",
     "Refused",
     "Result",
+    "SeekableSource",
     "Sent",
     "Source",
     "TryAgain",
@@ -46,6 +47,8 @@ class Capabilities:
     """Seconds after which the broker no longer delivers a message again; None if that is not known."""
     counts_starts: bool = False
     """Whether ``Delivery.starts`` counts, so that a message that kills its consumer is found."""
+    seeks: bool = False
+    """Whether the source is a ``SeekableSource``."""
 
 
 class Broker(Protocol):
@@ -77,6 +80,10 @@ class Delivery:
     """How many times it was delivered, this time included; 0 if the broker does not count."""
     handle: Any
     """What the adapter needs to acknowledge it."""
+    place: str = ""
+    """The part of a log that it stands in, such as a partition; empty if the source does not seek."""
+    offset: int = 0
+    """Where it stands there. Messages of one place are delivered in the order of their offsets."""
 
 
 class Source(Protocol):
@@ -107,4 +114,12 @@ class Source(Protocol):
 
     async def close(self) -> None:
         """Stop consuming. What is not acknowledged goes back to the broker."""
+        ...
+
+
+class SeekableSource(Source, Protocol):
+    """A source that can begin where the database of the effects says, and not where the broker was told last."""
+
+    def begin_at(self, stored: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
+        """Ask ``stored`` for the offsets of places, whenever this process gets them, from any thread. It may raise."""
         ...

@@ -470,6 +470,40 @@ class ConsumerInterrupted(Event, level=ERROR):
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class CallRetried(Event, level=INFO):
+    """A client sends its request again. ``operation`` is the method and the URL without its query, and ``route`` the
+    method and the server."""
+
+    attempts: int
+    """How often it was sent."""
+    reason: str
+    pause: float
+    """Seconds until it is sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded(Event):
+    """A client knows the outcome of its call. ``operation`` and ``route`` as in ``CallRetried``."""
+
+    outcome: str
+    """``succeeded`` or ``rejected``."""
+    attempts: int
+    replayed: bool
+    """Whether the server had the answer stored."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallUnknown(Event, level=ERROR):
+    """A client has given up, and its request may have been executed. ``operation`` and ``route`` as in
+    ``CallRetried``."""
+
+    attempts: int
+    reason: str
+    seconds: float
+
+
 EVENTS: Final[tuple[type[Event], ...]] = tuple(
     each for each in globals().values() if isinstance(each, type) and issubclass(each, Event) and each is not Event
 )

@@ -39,7 +39,7 @@ OTHER: Final = "(other)"
 """The route of all events whose route is one too many."""
 TIMED: Final = (
     events.Completed, events.Prepared, events.FailureRemembered, events.Released, events.Replayed, events.AppliedEvent,
-    events.Skipped,
+    events.Skipped, events.CallEnded, events.CallUnknown,
 )  # fmt: skip
 """Events whose ``seconds`` say how long a call or a message took."""
 

@@ -22,6 +22,7 @@ from semel.core.messaging.messages import (
     Message,
     PurgeInbox,
     PurgeLetters,
+    ReadOffsets,
     RedriveLetters,
     SeeMessages,
     lane_of,
@@ -35,6 +36,8 @@ from semel.sql.program import Packet, Piece, Program, Query, Rows, load_queries
 R = TypeVar("R")
 Row: TypeAlias = Mapping[str, Any]
 _TRIES: Final = 10
+_OFFSETS: Final = "~"
+"""The prefix of a consumer whose streams are the partitions of a log. No consumer's own name begins so."""
 _CHOSEN: Final = (
     "({origin} IS NULL OR origin = :origin) AND ({type} IS NULL OR type = :type) AND ({destination} IS NULL OR "
     "destination = :destination) AND ({stream} IS NULL OR stream = :stream) AND ({message} IS NULL OR id = :message)"
@@ -186,10 +189,21 @@ def move_streams(
         elif last >= 0 and stream in before and sequence > 0:
             after[stream] = sequence
     if after:
-        rows = [{"stream": stream, "sequence": after[stream]} for stream in sorted(after)]
-        if dialect == "mysql":
-            rows = [{"consumer": consumer, **row} for row in rows]
-        yield from tables.ask("move_streams", rows, **({} if dialect == "mysql" else {"consumer": consumer}))
+        yield from _move(tables, consumer, after)
+
+
+def move_offsets(dialect: Dialect, consumer: str, offsets: Mapping[str, int]) -> Program[None]:
+    """Write down where the consumer goes on at each place. An offset that is behind the stored one changes nothing: the
+    place belongs to another process by now.
+    """
+    yield from _move(_TABLES[dialect], _OFFSETS + consumer, offsets)
+
+
+def _move(tables: _Tables, consumer: str, places: Mapping[str, int]) -> Program[None]:
+    shared = {"consumer": consumer}
+    own = shared if tables.dialect == "mysql" else {}
+    rows = [{**own, "stream": stream, "sequence": places[stream]} for stream in sorted(places)]
+    yield from tables.ask("move_streams", rows, **({} if own else shared))
 
 
 # Ops
@@ -216,6 +230,12 @@ def _count_start(op: CountStart, tables: _Tables) -> Program[int]:
 def _forget_starts(op: ForgetStarts, tables: _Tables) -> Program[None]:
     if op.ids:
         yield from tables.ask("forget_starts", [{"id": id} for id in sorted(set(op.ids))], consumer=op.consumer)
+
+
+def _read_offsets(op: ReadOffsets, tables: _Tables) -> Program[dict[str, int]]:
+    rows = [{"stream": place} for place in op.places]
+    found = (yield from tables.ask("places", rows, consumer=_OFFSETS + op.consumer)) if rows else ()
+    return {row[0]: int(row[1]) for row in found}
 
 
 def _purge_inbox(op: PurgeInbox, tables: _Tables) -> Program[int]:
@@ -326,6 +346,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, _Tables], Program[Any]]]] = 
     SeeMessages: _see,
     CountStart: _count_start,
     ForgetStarts: _forget_starts,
+    ReadOffsets: _read_offsets,
     PurgeInbox: _purge_inbox,
     BuryMessage: _bury,
     ListLetters: _letters,

@@ -16,6 +16,7 @@ from semel.client.httpx.translate import HTTPXNoAnswer, answer, lost
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry
 from semel.errors import MissingDependency
+from semel.observe.events import EventHooks
 
 try:
     import httpx
@@ -41,6 +42,7 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         quote_keys: bool = False,
         new_key: Callable[[], str] = new_key,
         hosts: Collection[str] = (),
+        on_event: EventHooks | None = None,
     ) -> None:
         """
         :param transport: what sends the requests, such as ``httpx.AsyncHTTPTransport(verify=…)``.
@@ -52,9 +54,10 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         :param new_key: makes a key; a UUID by default.
         :param hosts: servers such as ``"orders.internal"`` that get the derived key and the lineage of the operation
             that makes the request; see ``outgoing_call``.
+        :param on_event: a hook, or a list of hooks, called with ``CallRetried``, ``CallEnded`` and ``CallUnknown``.
         """
         self._transport = transport or httpx.AsyncHTTPTransport()
-        settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
+        settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts, on_event)
         self._core = AsyncClientCore(settings, journal)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

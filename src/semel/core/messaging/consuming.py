@@ -64,6 +64,12 @@ class Delivered(Protocol):
     @property
     def starts(self) -> int: ...
 
+    @property
+    def place(self) -> str: ...
+
+    @property
+    def offset(self) -> int: ...
+
 
 @value
 class Receive:
@@ -94,6 +100,8 @@ class ApplyMessages:
     RepeatedMessage for each message, or if nothing was applied, MisplacedMessage or Raised."""
 
     messages: tuple[Message, ...]
+    offsets: Mapping[str, int]
+    """Where to go on at each place of a log, to be committed with the effect; empty if that is left to the broker."""
 
 
 @value
@@ -154,6 +162,9 @@ class ConsumerPlan:
     """Whether somebody wants to know of each message. Only problems are told otherwise."""
     in_batches: bool = False
     """Whether the handler takes many messages at once."""
+    stores_offsets: bool = False
+    """Whether offsets commit with the effects. Then a message that fails holds up its place: an offset stands for all
+    that are before it."""
 
     def run(
         self, stopping: Callable[[], bool], report: ConsumerReport, until_idle: float | None = None
@@ -295,13 +306,12 @@ class _Consumption:
         self._acknowledge_at = plan.clock() + ACKNOWLEDGE_EVERY
         repeated = yield from self._delivered_before(left)
         waits: dict[str, float] = {}
-        """For each stream of which a message failed: in how many seconds it is tried again."""
+        """For each stream or place of which a message failed: in how many seconds it is tried again."""
         singly = 0
         """How many of the next messages are not tried together again."""
         while left and not self._stopping():  # if it stops, the others are not acknowledged, so they come again
             if plan.in_batches and not singly:
-                fresh = takewhile(lambda each: self._is_fresh(each.message, repeated, waits), left)
-                batch = tuple(each.message for each in fresh)
+                batch = tuple(takewhile(lambda each: self._is_fresh(each, repeated, waits), left))
                 if len(batch) > 1 and (yield from self._apply(batch)) is None:
                     self._done += [left.popleft() for _ in batch]
                     if plan.clock() >= self._acknowledge_at:
@@ -310,7 +320,7 @@ class _Consumption:
                 singly = len(batch)
             singly = max(0, singly - 1)
             delivery = left[0]
-            stream = delivery.message.stream if plan.ordered else ""
+            stream = self._line(delivery)
             seconds = waits.get(stream) if stream else None
             if seconds is None:
                 seconds = yield from self._handle_one(delivery, repeated)
@@ -362,7 +372,7 @@ class _Consumption:
                 reason = f"its consumer has died, or was stopped, each time that it was applied ({starts - 1} starts)"
                 yield from self._bury(message, reason, starts - 1, park=True)
                 return None
-        answer = yield from self._apply((message,))
+        answer = yield from self._apply((delivery,))
         if answer is None:
             return None
         if isinstance(answer, MisplacedMessage):
@@ -384,16 +394,23 @@ class _Consumption:
         plan.hook(events.ApplyFailed(message.type, "", message.id, message.stream, reason, starts))
         return plan.jitter() * min(plan.longest_pause, plan.pause * 2.0 ** min(starts - 1, 30))
 
-    def _is_fresh(self, message: Message, repeated: Collection[str], waits: Collection[str]) -> bool:
-        """Whether the message may be applied together with others."""
-        waiting = self._plan.ordered and message.stream in waits
-        return not waiting and message.id not in repeated and not identify(message)[1]
+    def _line(self, delivery: Delivered) -> str:
+        """The stream or the place in which messages wait for each other."""
+        plan = self._plan
+        return delivery.place if plan.stores_offsets else delivery.message.stream if plan.ordered else ""
 
-    def _apply(self, messages: tuple[Message, ...]) -> Generator[Request, Any, MisplacedMessage | Raised | None]:
+    def _is_fresh(self, delivery: Delivered, repeated: Collection[str], waits: Collection[str]) -> bool:
+        """Whether the message may be applied together with others."""
+        message, line = delivery.message, self._line(delivery)
+        return not (line and line in waits) and message.id not in repeated and not identify(message)[1]
+
+    def _apply(self, deliveries: tuple[Delivered, ...]) -> Generator[Request, Any, MisplacedMessage | Raised | None]:
         """Apply messages together. Returns None if they are applied, or why none of them is."""
         plan, report = self._plan, self._report
         began = plan.clock()
-        answers = yield ApplyMessages(messages)
+        messages = tuple(each.message for each in deliveries)
+        offsets = {each.place: each.offset + 1 for each in deliveries} if plan.stores_offsets else {}
+        answers = yield ApplyMessages(messages, offsets)
         if isinstance(answers, (MisplacedMessage, Raised)):
             return answers
         for message, answer in zip(messages, answers, strict=True):

@@ -36,6 +36,8 @@ MAX_NAME: Final = 255
 """The longest id, type, source, subject, destination and stream, in characters. The columns have this size."""
 MAX_HEADERS: Final = 32 * 1024
 """The most that all headers of a message take together, in characters."""
+_MOST_HEADER_BYTES: Final = 4 * MAX_HEADERS + 16 * 1024
+"""No message that was checked has more bytes of headers and attributes."""
 
 MAX_STARTED_BYTES: Final = 8 * 1024 * 1024
 """A relay takes no further message when those that it has taken have so many bytes of data."""
@@ -134,6 +136,14 @@ def attributes(message: Message) -> dict[str, str]:
 def size_of(headers: Mapping[str, str], data: bytes) -> int:
     """Return how many bytes headers and data have together, as ``Capabilities.largest`` counts them."""
     return len(data) + sum(len(name.encode()) + len(text.encode()) for name, text in headers.items())
+
+
+def oversize(message: Message, most: int) -> int:
+    """Return the size of a message with more than ``most`` bytes, else 0. It is for messages that were checked."""
+    if len(message.data) + _MOST_HEADER_BYTES <= most:  # almost always; to encode the headers takes longer
+        return 0
+    size = size_of(attributes(message), message.data)
+    return size if size > most else 0
 
 
 def read_message(headers: Mapping[str, str], data: bytes, destination: str = "") -> Message:
@@ -466,6 +476,15 @@ class ForgetStarts(Op[None]):
 
     consumer: str
     ids: tuple[str, ...]
+    id: bytes = b""
+
+
+@value
+class ReadOffsets(Op["dict[str, int]"]):
+    """Read where a consumer goes on at these places: the offsets that were committed with its effects."""
+
+    consumer: str
+    places: tuple[str, ...]
     id: bytes = b""
 
 

@@ -24,7 +24,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 from semel.core.call import Pause, Raised, describe_error
 from semel.core.messaging.messages import (
-    MAX_HEADERS,
     BrokerDown,
     DeadLetter,
     DestinationDown,
@@ -44,8 +43,7 @@ from semel.core.messaging.messages import (
     StartMessages,
     TakeLog,
     TryAgain,
-    attributes,
-    size_of,
+    oversize,
 )
 from semel.core.ops import Op
 from semel.core.values import value
@@ -76,8 +74,6 @@ SHORTEST_PAUSE: Final = 0.1
 """The least time until a message is tried again, also if the broker asks for less."""
 REMEMBERED: Final = 100_000
 """How many streams a relay remembers."""
-_LARGEST_HEADERS: Final = 4 * MAX_HEADERS + 16 * 1024
-"""No message has more bytes of headers and attributes."""
 
 Poison: TypeAlias = Literal["block", "park", "skip"]
 """What happens to a stream whose next message cannot be sent: it waits until that message is sent (``block``); the
@@ -380,9 +376,7 @@ class _Run:
             elif each.starts >= most and (plan.policy(stream) != "block" or (each.starts - most) % 2 == 0):
                 # It has killed relays. If it blocks its stream, it rests at every other start, so that they live.
                 unsent[each.position] = Refused(f"{each.starts} attempts have failed, or have killed the relay")
-            elif plan.largest < len(message.data) + _LARGEST_HEADERS and plan.largest < size_of(
-                attributes(message), message.data
-            ):
+            elif oversize(message, plan.largest):
                 unsent[each.position] = Refused(f"it is larger than the {plan.largest} bytes that the broker takes")
             elif each.starts >= SUSPECT and len(found) > 1:
                 suspects.append(each)

@@ -23,10 +23,10 @@ from functools import partial
 from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from semel.core.messaging.messages import Message, attributes, read_message, size_of
+from semel.core.messaging.messages import Message, attributes, oversize, read_message
 from semel.core.policy import Duration, seconds
 from semel.core.values import value
-from semel.errors import BrokerUnavailable, ConfigurationError
+from semel.errors import BrokerUnavailable, ConfigurationError, StoreError
 from semel.messaging.brokers.options import number, split_options
 from semel.messaging.brokers.waves import FOLLOWS, send_in_waves
 from semel.messaging.ports import BrokerDown, Capabilities, Delivery, Refused, Result, Sent, TryAgain
@@ -93,7 +93,7 @@ class KafkaBroker:
             return Refused(
                 "the message has no destination, and the broker's URL names no topic: kafka://host:9092/topic"
             )
-        if (size := size_of(attributes(message), message.data)) > self.capabilities.largest:
+        if size := oversize(message, self.capabilities.largest):
             return Refused(f"the message has {size} bytes, and the most is {self.capabilities.largest}")
         return None
 
@@ -345,13 +345,18 @@ class KafkaSource:
             pipelines=True,
             largest=LARGEST,
             retention=None if retention is None else seconds(retention, "retention"),
+            seeks=True,
         )
+        self._stored: Callable[[Sequence[str]], Mapping[str, int]] | None = None
 
     @classmethod
     def from_url(cls, url: str) -> Self:
         """Open ``kafka://host:9092/topic?group=billing``. Options: ``retention``, and all settings of librdkafka."""
         servers, topic, options, settings = _read_url(url, {"group": str, "retention": seconds})
         return cls(servers, topic=topic, settings=settings, **{"group": "", **options})
+
+    def begin_at(self, stored: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
+        self._stored = stored
 
     async def receive(self, limit: int, seconds: float) -> Sequence[Delivery]:
         until = time.monotonic() + seconds
@@ -438,7 +443,8 @@ class KafkaSource:
         self._down = ""
         headers = {name: (text or b"").decode(errors="replace") for name, text in record.headers() or ()}
         message = read_message(headers, record.value() or b"", record.topic())
-        return Delivery(message, 0, _Handle(place, record.offset(), partition))
+        handle = _Handle(place, record.offset(), partition)
+        return Delivery(message, 0, handle, _name(*place), record.offset())
 
     def _resume(self) -> float:
         """Start again the partitions whose pause is over. Returns in how many seconds the next one is."""
@@ -513,11 +519,31 @@ class KafkaSource:
         if error.code() == self._library.KafkaError._ALL_BROKERS_DOWN:
             self._down = error.str()
 
-    def _assigned(self, _consumer: Any, positions: Sequence[Any]) -> None:
+    def _assigned(self, consumer: Any, positions: Sequence[Any]) -> None:
         self._forget_early(positions)
+        if self._stored is not None and positions:
+            positions = self._seek(consumer, positions, self._stored)
         with self._lock:
             for position in positions:
                 self._partitions[position.topic, position.partition] = _Partition()
+
+    def _seek(
+        self, consumer: Any, positions: Sequence[Any], stored: Callable[[Sequence[str]], Mapping[str, int]]
+    ) -> Sequence[Any]:
+        """Begin where the database says, or where Kafka says if that is later: what is given up moves no stored offset.
+
+        If one of them does not answer, the other one does. Neither skips a message that was not applied.
+        """
+        offsets: Mapping[str, int] = {}
+        with suppress(StoreError):
+            offsets = stored([_name(each.topic, each.partition) for each in positions])
+        with suppress(self._library.KafkaException):
+            positions = consumer.committed(positions, timeout=ACK_TIMEOUT)
+        for each in positions:
+            each.offset = max(each.offset, offsets.get(_name(each.topic, each.partition), each.offset))
+        cooperative = "cooperative" in self._settings["partition.assignment.strategy"]
+        (consumer.incremental_assign if cooperative else consumer.assign)(positions)
+        return positions
 
     def _revoked(self, _consumer: Any, positions: Sequence[Any]) -> None:
         """Another consumer gets these partitions. It begins with what was not acknowledged here."""
@@ -574,6 +600,11 @@ class _Partition:
         self.postponed = set()
         self.resume_at = 0.0
         return first
+
+
+def _name(topic: str, partition: int) -> str:
+    """The name of a partition, as the inbox stores it."""
+    return f"{topic}/{partition}"
 
 
 @value

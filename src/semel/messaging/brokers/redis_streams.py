@@ -24,7 +24,7 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any, Final, Self
 
-from semel.core.messaging.messages import Message, attributes, read_message, size_of
+from semel.core.messaging.messages import Message, attributes, oversize, read_message
 from semel.core.policy import Duration, seconds
 from semel.errors import BrokerUnavailable, ConfigurationError, SemelError
 from semel.messaging.brokers.options import flag, number, split_options
@@ -91,7 +91,7 @@ class RedisStreamsBroker:
             return Refused("the message has no destination, and the relay no default: put ?stream=… into its URL")
         if "data" in message.headers:
             return Refused("a header cannot be called data on Redis Streams, where that is the field of the data")
-        if (size := size_of(attributes(message), message.data)) > self.capabilities.largest:
+        if size := oversize(message, self.capabilities.largest):
             return Refused(f"the message has {size} bytes, and the most is {self.capabilities.largest}")
         return None
 

@@ -25,7 +25,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from urllib.parse import quote, urlsplit
 
-from semel.core.messaging.messages import Message, attributes, size_of
+from semel.core.messaging.messages import Message, attributes, oversize
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError
 from semel.messaging.ports import Capabilities, DestinationDown, Refused, Result, Sent, TryAgain
@@ -167,7 +167,7 @@ class WebhookBroker:
             return Refused(f"the destination {why}")
         if unfit := _RESERVED & message.headers.keys():
             return Refused(f"the header {min(unfit)!r} cannot be sent with a webhook")
-        if (size := size_of(attributes(message), message.data)) > self.capabilities.largest:
+        if size := oversize(message, self.capabilities.largest):
             return Refused(f"the message has {size} bytes, and the most is {self.capabilities.largest}")
         return None
 

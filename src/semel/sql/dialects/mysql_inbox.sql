@@ -19,8 +19,12 @@ ON DUPLICATE KEY UPDATE sequence = sequence
 SELECT stream, sequence FROM semel_inbox_stream WHERE consumer = :consumer AND stream IN ([[:stream]]) FOR UPDATE
 
 -- name: move_streams (writes)
+-- Never backwards.
 INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES [[(:consumer, :stream, :sequence)]]
-ON DUPLICATE KEY UPDATE sequence = VALUES(sequence)
+ON DUPLICATE KEY UPDATE sequence = GREATEST(sequence, VALUES(sequence))
+
+-- name: places (reads)
+SELECT stream, sequence FROM semel_inbox_stream WHERE consumer = :consumer AND stream IN ([[:stream]])
 
 -- name: seen (reads)
 SELECT id FROM semel_inbox_start WHERE consumer = :consumer AND id IN ([[:id]])

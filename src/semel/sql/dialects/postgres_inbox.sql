@@ -17,9 +17,13 @@ SELECT :consumer::text, stream, 0 FROM unnest(:streams::text[]) AS g (stream)
 ON CONFLICT (consumer, stream) DO UPDATE SET sequence = s.sequence RETURNING stream, sequence
 
 -- name: move_streams (writes)
-UPDATE semel_inbox_stream s SET sequence = g.sequence
-FROM unnest(:streams::text[], :sequences::bigint[]) AS g (stream, sequence)
-WHERE s.consumer = :consumer::text AND s.stream = g.stream
+-- Never backwards.
+INSERT INTO semel_inbox_stream AS s (consumer, stream, sequence)
+SELECT :consumer::text, stream, sequence FROM unnest(:streams::text[], :sequences::bigint[]) AS g (stream, sequence)
+ON CONFLICT (consumer, stream) DO UPDATE SET sequence = GREATEST(s.sequence, excluded.sequence)
+
+-- name: places (reads)
+SELECT stream, sequence FROM semel_inbox_stream WHERE consumer = :consumer::text AND stream = ANY (:streams::text[])
 
 -- name: seen (reads)
 SELECT id FROM semel_inbox_start WHERE consumer = :consumer::text AND id = ANY (:ids::text[])

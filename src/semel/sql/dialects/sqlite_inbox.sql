@@ -16,9 +16,14 @@ SELECT :consumer, value, 0 FROM json_each(:streams) WHERE true
 ON CONFLICT (consumer, stream) DO UPDATE SET sequence = sequence RETURNING stream, sequence
 
 -- name: move_streams (writes)
+-- Never backwards.
 INSERT INTO semel_inbox_stream (consumer, stream, sequence)
 SELECT :consumer, s.value, q.value FROM json_each(:streams) s JOIN json_each(:sequences) q USING (key) WHERE true
-ON CONFLICT (consumer, stream) DO UPDATE SET sequence = excluded.sequence
+ON CONFLICT (consumer, stream) DO UPDATE SET sequence = max(sequence, excluded.sequence)
+
+-- name: places (reads)
+SELECT stream, sequence FROM semel_inbox_stream
+WHERE consumer = :consumer AND stream IN (SELECT value FROM json_each(:streams))
 
 -- name: seen (reads)
 SELECT id FROM semel_inbox_start WHERE consumer = :consumer AND id IN (SELECT value FROM json_each(:ids))

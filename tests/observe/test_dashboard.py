@@ -1,0 +1,168 @@
+"""The dashboard and the alerts: their form, their rules by promtool, and every query of theirs by a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, start_http_server
+
+from semel import SQLiteStore
+from semel.messaging import Outbox
+from semel.observe.events import EVENTS
+from semel.observe.prometheus import PrometheusMetrics, StoreMetrics
+from semel.testing.faults import until
+from tests.http.payments_service import new_key, serving
+from tests.observe.test_logs import example
+from tests.servers import PrometheusServer
+
+ROOT = Path(__file__).parents[2]
+ALERTS = Path(str(files("semel.observe") / "alerts" / "semel.yml"))
+DASHBOARD: dict[str, Any] = json.loads((files("semel.observe") / "dashboards" / "semel.json").read_text("utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+NAMED = set(re.findall(r'event=~?"([a-z_|.*]+)"', json.dumps(DASHBOARD).replace('\\"', '"') + ALERTS.read_text()))
+
+
+# Form
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_a_panel_has_queries_a_unit_and_words(panel: dict[str, Any]) -> None:
+    assert panel["title"]
+    assert panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert [target["refId"] for target in panel["targets"]] == [*"ABC"][: len(panel["targets"])]
+    for target in panel["targets"]:
+        assert target["expr"]
+        assert target["legendFormat"] or panel["type"] == "stat"
+
+
+def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
+    places = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & places, panel["title"]
+        places |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_each_alert_has_a_severity_and_a_section_in_the_runbook() -> None:
+    headings = re.findall("^## (.*)$", (ROOT / "docs/runbook/alerts.md").read_text(), re.MULTILINE)
+    alerts = {rule["alert"]: rule for rule in RULES if "alert" in rule}
+    assert list(alerts) == sorted(alerts, key=list(alerts).index)
+    assert set(headings) == set(alerts)
+    for name, rule in alerts.items():
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["description"]
+        assert rule["annotations"]["runbook_url"] == f"runbook/alerts.html#{name.lower()}"
+
+
+def test_each_event_that_is_named_exists() -> None:
+    names = {event.name for event in EVENTS}
+    for pattern in NAMED:
+        for name in pattern.split("|"):
+            assert any(re.fullmatch(name, each) for each in names), name
+
+
+# promtool
+
+
+@pytest.mark.prometheus
+@pytest.mark.server
+def test_each_alert_fires_when_it_should(tmp_path: Path, prometheus: PrometheusServer) -> None:
+    tests = sorted(Path(__file__).parent.glob("alerts*_test.yml"))
+    for file in (ALERTS, *tests):
+        shutil.copy(file, tmp_path)
+    prometheus.promtool("check", "rules", ALERTS)
+    prometheus.promtool("test", "rules", *(tmp_path / file.name for file in tests))
+    tested = "".join(file.read_text() for file in tests)
+    assert all(rule["alert"] in tested for rule in RULES if "alert" in rule)
+
+
+# Every query, by a Prometheus that scrapes the demo, and a process in which each event has happened
+
+
+@pytest.fixture
+def scraped(prometheus: PrometheusServer, tmp_path: Path, starts_process: None) -> Iterator[PrometheusServer]:
+    registry = CollectorRegistry()
+    metrics = PrometheusMetrics(registry)
+    with closing(SQLiteStore(tmp_path / "a.db")) as store:
+        with closing(sqlite3.connect(tmp_path / "a.db")) as connection, connection:
+            Outbox(store).add(connection, "paid", {"n": 1}, destination="payments")
+        StoreMetrics(store, registry).look()
+        server, thread = start_http_server(0, "127.0.0.1", registry)
+        (tmp_path / "demo").mkdir()
+        with serving(tmp_path / "demo", None, workers=2) as payments:
+            prometheus.scrape(f"127.0.0.1:{server.server_port}", payments.url.removeprefix("http://"))
+
+            def tick() -> bool:
+                for event in EVENTS:
+                    metrics(example(event))
+                key = new_key()
+                payments.pay(key)
+                payments.pay(key)
+                return all(
+                    len(prometheus.ask("query", query=query)["result"]) > 1
+                    for query in ('rate(semel_events_total{event="replayed"}[5s]) > 0', "semel_store_up == 1")
+                )
+
+            until(tick, 60, "both are scraped, and their counters grow")
+            yield prometheus
+            prometheus.scrape()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def filled(query: str) -> str:
+    """The query, with the variables of Grafana filled in."""
+    for name, text in {"$__rate_interval": "10s", "$__range": "1m", "$job": ".*", "$route": ".*"}.items():
+        query = query.replace(name, text)
+    assert "$" not in query
+    return query
+
+
+@pytest.mark.slow
+def test_every_query_finds_something(scraped: PrometheusServer) -> None:
+    for panel in PANELS:
+        for target in panel["targets"]:
+            found = scraped.ask("query", query=filled(target["expr"]))["result"]
+            assert found, f"{panel['title']}: nothing is found by {target['expr']}"
+    for variable in DASHBOARD["templating"]["list"][1:]:
+        metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["definition"]).groups()  # type: ignore[union-attr]
+        assert scraped.ask(f"label/{label}/values", **{"match[]": filled(metric)})
+
+    # What an alert compares is there, whatever the comparison says.
+    def evaluated() -> bool:
+        return bool(scraped.ask("query", query='semel:hit_rate:10m{route="POST /payments"}')["result"])
+
+    until(evaluated, 30, "the rules are evaluated")
+    for rule in RULES:
+        for selector in set(re.findall(r"semel[\w:]+(?:\{[^}]*\})?", rule["expr"])):
+            assert scraped.ask("query", query=selector)["result"], f"{rule}: there is no {selector}"
+        scraped.ask("query", query=rule["expr"])
+
+    def states() -> list[dict[str, Any]]:
+        return [rule for group in scraped.ask("rules")["groups"] for rule in group["rules"]]
+
+    until(lambda: all(rule["health"] == "ok" for rule in states()), 30, "all rules can be evaluated")
+    assert len(states()) == len(RULES)
+    until(
+        lambda: any(rule["name"] == "SemelKeyMayHaveRunTwice" and rule["state"] == "firing" for rule in states()),
+        30,
+        "an alert fires, because an attempt has lost its lease",
+    )
