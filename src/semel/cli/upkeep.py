@@ -18,6 +18,7 @@ from semel.cli.commands import (
     positive,
     say,
     stop_on_signals,
+    ticking,
 )
 from semel.errors import NotMigrated, SchemaDrift, StoreURLError
 
@@ -91,7 +92,8 @@ def migrate(args: argparse.Namespace) -> int:
             return FAILED
         print(as_json({"applied": [], "up_to_date": True}) if args.json else "up to date")
         return OK
-    applied = migrate_store(args.url)
+    with ticking("migrating"):
+        applied = migrate_store(args.url)
     if args.json:
         print(as_json({"applied": applied, "up_to_date": True}))
         return OK
