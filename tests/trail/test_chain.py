@@ -54,8 +54,7 @@ def test_the_story_of_one_key_begins_in_the_client_and_ends_at_the_consumer(tmp_
         @second.post("/parcels")
         @idempotent(connection=connect)
         def ship() -> Any:
-            op = current_operation()
-            assert op is not None
+            op: Any = current_operation()
             op.emit("shipped", {"parcel": 1})
             return {"parcel": 1}, 201
 
