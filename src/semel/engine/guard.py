@@ -38,7 +38,7 @@ from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store, has_members
 from semel.engine.problem_log import ProblemLog
 from semel.errors import ConfigurationError, NotResolvable, PolicyError, SemelError
 from semel.observe import events
-from semel.observe.events import Event, EventHook, EventHooks, LoggingHook, call_hooks, hooks_of
+from semel.observe.events import Event, EventHook, EventHooks, LoggingHook, TracingHook, call_hooks, hooks_of
 
 ANY: Final = KeyFormat.named("any")
 REMEMBERED: Final = 256
@@ -104,6 +104,7 @@ class Guard:
         self.tenant = tenant and checked_tenant(tenant)
         self._log: ProblemLog | None = ProblemLog()
         self._hook: EventHook | None = None
+        self._trace: Callable[[], bytes] | None = None
         self._set_hooks(hooks_of(on_event))
         self.codec = codec or Codec()
         self.secret = secret
@@ -144,6 +145,7 @@ class Guard:
         self._hook = call_hooks(hooks, "semel")
         if any(isinstance(hook, LoggingHook) for hook in hooks):
             self._log = None
+        self._trace = next((hook.trace for hook in hooks if isinstance(hook, TracingHook)), None)
 
     def _declare(
         self,
@@ -253,6 +255,8 @@ class Guard:
         )
         if self._hook is not None:
             call.clock, call.began = time.monotonic, time.monotonic()
+            if self._trace is not None:
+                call.trace = self._trace()
         outer = running.get()
         if outer is not None:
             set_lineage(call, lineage_lines(outer._next_lineage))

@@ -157,6 +157,8 @@ class Replayed(Event, level=INFO):
     attempt: int
     seconds: float = 0.0
     """How long the duplicate waited for its answer, with the time in which the first call still ran."""
+    trace: str = ""
+    """The ``traceparent`` of the request whose outcome it is, if a hook follows traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,6 +527,23 @@ class LoggingHook:
 
     def __call__(self, event: Event) -> None:
         self._log(event)
+
+
+class TracingHook:
+    """A hook that follows traces. What it returns as the trace of a request is stored with the outcome of the request,
+    and replays are told it.
+    """
+
+    def __init__(self, tell: EventHook, trace: Callable[[], bytes]) -> None:
+        """
+        :param trace: returns the trace of the request that is being made: 16 bytes, its span: 8 bytes, and the flags:
+            1 byte. Empty if there is none.
+        """
+        self._tell = tell
+        self.trace = trace
+
+    def __call__(self, event: Event) -> None:
+        self._tell(event)
 
 
 def hooks_of(on_event: EventHooks | None) -> tuple[EventHook, ...]:
