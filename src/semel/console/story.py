@@ -68,6 +68,11 @@ class _Details(dict[str, Any]):
         return "?"
 
 
+def words_for(kind: str) -> StoryLine | None:
+    """Return how a kind of moment reads; None if it has no words of its own."""
+    return _LINES.get(kind)
+
+
 def tell(kind: str, attempt: int, details: dict[str, Any]) -> tuple[str, str]:
     """Return what a moment says, and its tone."""
     line = _LINES.get(kind) or StoryLine(kind.replace("_", " ").capitalize(), "plain")
