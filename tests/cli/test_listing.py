@@ -6,6 +6,9 @@ import argparse
 import io
 import json
 import logging
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 
 from semel import Semel, SQLiteStore
 from semel.cli import listing, main
-from semel.cli.app import COMMANDS, make_parser
+from semel.cli.app import COMMANDS, make_parser, parse
 from semel.cli.listing import _span
 
 
@@ -273,6 +276,22 @@ def test_every_command_has_json() -> None:
             assert "--json" in options or name in ("completions", "console"), name
 
 
+def test_a_long_migration_says_for_how_long_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = Terminal()
+
+    def migrate(url: str) -> list[str]:
+        while "migrating … 1 s" not in screen.getvalue():
+            time.sleep(0.01)
+        return []
+
+    monkeypatch.setattr("semel.stores.urls.migrate_store", migrate)
+    monkeypatch.setattr("sys.stderr", screen)
+    assert main(["migrate", f"sqlite:///{tmp_path / 'new.db'}"]) == 0
+    assert screen.getvalue().endswith("\r\x1b[K")
+
+
 def test_upkeep_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path / 'new.db'}"
     (first,) = objects(capsys, "migrate", url)
@@ -285,6 +304,25 @@ def test_upkeep_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert drawn["mermaid"].startswith("stateDiagram")
 
 
+def test_the_environment_names_the_store_in_every_command_that_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMEL_STORE", "sqlite:///here.db")
+    needed = {
+        "lookup": ["pay", "k"], "release": ["pay", "k"], "resolve": ["pay", "k"], "dlq show": ["message"],
+        "once": ["--key", "k"], "relay": ["--to", "kafka://h/t"],
+    }  # fmt: skip
+    (commands,) = (a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    for name, parser in commands.choices.items():
+        inner = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        for words, each in {f"{name} {action}": p for below in inner for action, p in below.items()}.items() or [
+            (name, parser)
+        ]:
+            taken = {action.dest for action in each._actions}
+            if "url" in taken or "urls" in taken or "stores" in taken:
+                args = parse([*words.split(), *needed.get(words, [])])
+                found = vars(args).get("url") or vars(args).get("urls") or vars(args).get("stores")
+                assert found in ("sqlite:///here.db", ["sqlite:///here.db"]), words
+
+
 def test_the_environment_names_the_store_of_the_new_commands(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,3 +330,21 @@ def test_the_environment_names_the_store_of_the_new_commands(
     assert len(objects(capsys, "list", "--operation", "ship")) == 4
     assert objects(capsys, "stats")[0]["records"] == 13
     assert objects(capsys, "purge", "--all", "--dry-run")[0]["count"] == 12
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completions_know_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    script = printed(capsys, "completions", shell)
+    for command in COMMANDS:
+        assert command.name in script
+    assert "remember-failures" in script
+    if shell == "bash":
+        asked = f"{script}\nCOMP_WORDS=(semel st); COMP_CWORD=1; _shtab_semel; echo ${{COMPREPLY[@]}}"
+        run = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+        assert run.stdout.split() == ["stats", "stores"]
+
+
+def test_completions_name_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completions", "bash"]) == 2
+    assert "semel[cli]" in capsys.readouterr().err

@@ -16,9 +16,9 @@ import pytest
 
 from semel import PolicyError, Semel, StoreUnavailable
 from semel.cli import main
-from semel.cli import size as size_command
-from semel.cli.measure import MEASURES, _prefix
-from semel.cli.samples import Sample, in_pages
+from semel.cli.sizing import size as size_command
+from semel.cli.sizing.measure import MEASURES, _prefix
+from semel.cli.sizing.samples import Sample, in_pages
 from semel.core.encoding.snapshot import SIZE_LIMIT
 from semel.stores.dynamodb import DynamoDBStore
 from semel.stores.sizing import Needs, bytes_in, duration, recommended, size
@@ -146,7 +146,7 @@ def test_redis_is_measured_under_a_prefix_of_its_own(
     assert int(redis.cli("-n", redis_url.rpartition("/")[2], "DBSIZE")) == 5
 
 
-def test_a_cluster_is_measured_on_all_its_nodes(
+def test_a_redis_cluster_is_measured_on_all_its_nodes(
     capsys: pytest.CaptureFixture[str], redis_cluster: RedisClusterServers
 ) -> None:
     redis_cluster.flush()
@@ -346,7 +346,7 @@ def test_statements_and_commits_are_as_many_as_told(mariadb: MariaDBServer, mari
 
 
 @pytest.mark.parametrize(("body", "units"), [(10, (2, 1)), (1500, (3, 2)), (9000, (11, 10))])
-def test_capacity_units_are_those_that_the_service_counts(
+def test_capacity_units_are_those_that_dynamodb_counts(
     body: int,
     units: tuple[int, int],
     capsys: pytest.CaptureFixture[str],

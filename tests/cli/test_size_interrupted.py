@@ -34,7 +34,7 @@ ANYWHERE = """
 import json, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from semel.cli import main
-from semel.cli import measure
+from semel.cli.sizing import measure
 measure.FLOOR = measure.MYSQL_FLOOR = 0
 
 def run(at):
@@ -58,7 +58,7 @@ code, calls = run(0)
 assert code == 0 and calls > points, (code, calls)
 print(json.dumps([run(calls * point // points)[0] for point in range(1, points)]), file=sys.stderr)
 """
-POINTS = 12
+POINTS = 8
 
 
 @contextlib.contextmanager
@@ -136,7 +136,7 @@ def test_redis_has_no_samples_left_wherever_it_ends(redis: RedisServer, redis_ur
 
 @ctrl_c
 def test_a_tier_has_no_copies_left(how: signal.Signals, redis: RedisServer, redis_url: str, tmp_path: Path) -> None:
-    words = ("--records", "20000", "--body", "10")
+    words = ("--records", "6000", "--body", "10")
     interrupted(f"tiered:memory:,{redis_url}", lambda: keys_in(redis, redis_url) > 300, how, tmp_path, *words)
     assert keys_in(redis, redis_url) == 0
 
@@ -256,8 +256,6 @@ class Ending(Proxy):
     ("action", "how"),
     [
         ("CreateTable", signal.SIGINT),
-        ("CreateTable", signal.SIGTERM),
-        ("DescribeTable", signal.SIGINT),
         ("UpdateItem", signal.SIGTERM),
         ("Scan", signal.SIGINT),
         ("DeleteTable", signal.SIGTERM),
@@ -278,7 +276,7 @@ def test_dynamodb_has_no_table_left(
     assert tables() == []
 
 
-def test_a_table_that_is_still_being_made_is_deleted_when_it_is_there(
+def test_a_table_that_dynamodb_is_still_making_is_deleted_when_it_is_there(
     dynamodb: DynamoDBServer, tables: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(REFUSALS, "ResourceInUseException", 400)
@@ -293,7 +291,7 @@ def test_a_table_that_is_still_being_made_is_deleted_when_it_is_there(
     assert tables() == []
 
 
-def test_what_cannot_be_removed_is_named(
+def test_what_cannot_be_removed_from_dynamodb_is_named(
     dynamodb: DynamoDBServer, tables: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(REFUSALS, "AccessDeniedException", 400)
@@ -310,7 +308,7 @@ def test_what_cannot_be_removed_is_named(
     assert said.count("\n") == 1
 
 
-def test_who_may_not_make_a_table_is_told_so(
+def test_who_may_not_make_a_table_in_dynamodb_is_told_so(
     dynamodb: DynamoDBServer, tables: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(REFUSALS, "AccessDeniedException", 400)

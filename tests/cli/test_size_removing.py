@@ -16,7 +16,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from semel.cli import main, measure
+from semel.cli import main
+from semel.cli.sizing import measure
 from tests.servers import MariaDBServer, RedisServer
 
 pytestmark = pytest.mark.server

@@ -341,7 +341,7 @@ def test_a_source_needs_a_stream_and_a_group(url: str) -> None:
         open_source(url)
 
 
-def test_the_streams_of_a_cluster_may_be_on_several_servers(redis_cluster: RedisClusterServers) -> None:
+def test_the_streams_of_a_redis_cluster_may_be_on_several_servers(redis_cluster: RedisClusterServers) -> None:
     async def main() -> None:
         names = [f"{uuid4().hex}-{number}" for number in range(6)]
         broker = RedisStreamsBroker(redis_cluster.url)

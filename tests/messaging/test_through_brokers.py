@@ -1,4 +1,4 @@
-"""From an outbox to an inbox over real brokers, with a relay that is killed and a consumer that dies and fails.
+"""From an outbox to an inbox over a real broker, with a relay that is killed and a consumer that dies and fails.
 
 Nothing is lost, nothing is applied twice, and every stream stays in order.
 """
@@ -22,6 +22,7 @@ from semel.messaging import Inbox, Outbox, open_source
 from tests.messaging.desks import Desk
 from tests.messaging.test_nats import create_stream
 from tests.messaging.test_relay_processes import wait_until
+from tests.servers import NATSServer
 
 pytestmark = pytest.mark.faults
 ROOT = Path(__file__).parents[2]
@@ -33,32 +34,12 @@ class Died(BaseException):
     """The process of the consumer ends."""
 
 
-def brokers(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """The URLs to send to, and to consume from."""
-    if request.param == "kafka":
-        url = request.getfixturevalue("kafka").topic()
-        return url, f"{url}?group=ledger&session.timeout.ms=6000"
-    if request.param == "redis":
-        url = f"{request.getfixturevalue('redis_url')}?stream=orders"
-        return url, f"{url}&group=ledger"
-    if request.param == "nats":
-        server = request.getfixturevalue("nats")
-        subject = server.subject()
-        asyncio.run(create_stream(server.url, subject))
-        return f"{server.url}/{subject}", f"{server.url}/{subject}?durable=ledger"
-    url = request.getfixturevalue("rabbitmq").queue()
-    return url, url
-
-
-urls = pytest.fixture(
-    brokers,
-    params=[
-        pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.server]),
-        pytest.param("rabbitmq", marks=[pytest.mark.rabbitmq, pytest.mark.server]),
-        pytest.param("redis", marks=[pytest.mark.redis, pytest.mark.server]),
-        pytest.param("nats", marks=[pytest.mark.nats, pytest.mark.server]),
-    ],
-)
+@pytest.fixture
+def urls(nats: NATSServer) -> tuple[str, str]:
+    """The URLs to send to, and to consume from. The ledger runs on every broker: `tests/examples/test_ledger.py`."""
+    subject = nats.subject()
+    asyncio.run(create_stream(nats.url, subject))
+    return f"{nats.url}/{subject}", f"{nats.url}/{subject}?durable=ledger"
 
 
 @contextmanager
@@ -104,8 +85,7 @@ def test_nothing_is_lost_or_repeated_on_the_way(urls: tuple[str, str], open_desk
             stack.callback(connection.close)
             yield connection
 
-    # The inbox remembers the streams of another test.
-    @inbox.handler(f"ledger-{broker[:5]}", connect=connect, ordered=True, pause="50ms", batch=30)
+    @inbox.handler("ledger", connect=connect, ordered=True, pause="50ms", batch=30)
     def apply(message: Message, connection: Any) -> None:
         calls[message.id] += 1
         desk.sql("INSERT INTO ledger VALUES (%s, %s)", message.stream, message.sequence, conn=connection)

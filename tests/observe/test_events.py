@@ -100,7 +100,7 @@ def replayed(engine: Engine) -> Found:
     engine.run(lambda: 1, tenant="acme")
     engine.clock.advance(5)
     engine.run(lambda: 1, tenant="acme")
-    return {"age": pytest.approx(5, abs=0.01), "attempt": 1, "seconds": float}
+    return {"age": pytest.approx(5, abs=0.01), "attempt": 1, "seconds": float, "trace": ""}
 
 
 def waited(engine: Engine) -> Found:

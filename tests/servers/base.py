@@ -43,7 +43,7 @@ class Server(ABC):
     packages: ClassVar[tuple[str, ...]]  # what the system's package manager calls it
     users: ClassVar[tuple[str, ...]] = ()  # for a server that refuses root: the first of these that exists
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
-    slow_to_start: ClassVar[bool] = False  # seconds of a processor: of several workers, one runs all its tests
+    costly: ClassVar[bool] = False  # to start, or while it idles: of several workers one has it, and runs all its tests
     start_timeout: ClassVar[float] = 30.0
     stop_timeout: ClassVar[float] = 10.0
     port_attempts: ClassVar[int] = 5

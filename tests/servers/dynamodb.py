@@ -25,7 +25,7 @@ class DynamoDBServer(Server):
     name = "dynamodb"
     binaries = ("java",)
     packages = MavenParts.packages
-    slow_to_start = True
+    costly = True
     start_timeout = 60.0
 
     def __init__(self) -> None:

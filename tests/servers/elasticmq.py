@@ -18,7 +18,7 @@ class ElasticMQServer(Server):
     name = "elasticmq"
     binaries = ("java",)
     packages = MavenParts.packages
-    slow_to_start = True
+    costly = True
     start_timeout = 60.0
 
     @property

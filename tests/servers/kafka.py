@@ -18,7 +18,7 @@ class KafkaServer(Server):
     name = "kafka"
     binaries = ("java",)
     packages = MavenParts.packages
-    slow_to_start = True
+    costly = True
     start_timeout = 90.0
 
     def __init__(self, **settings: object) -> None:

@@ -33,3 +33,9 @@ KINDS: dict[str, type[Server]] = {
         PrometheusServer,
     )
 }
+
+
+def costly_kind(nodeid: str) -> str | None:
+    """The costly server that the name of a test names."""
+    plain = nodeid.lower().replace("_", "")
+    return next((name for name, kind in KINDS.items() if kind.costly and name.replace("_", "") in plain), None)

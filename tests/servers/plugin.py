@@ -4,9 +4,10 @@ A test that uses a fixture named after a kind (`postgres`, or one built on it), 
 `<kind>` and `server` by itself. A test that picks its fixture at run time is marked by hand: `@pytest.mark.postgres`.
 A fixture that starts a service in a process of its own (gunicorn, uvicorn …) asks for `starts_process`, and each
 test that uses it gets the marker `process`.
-A kind is started when the first test wants it: of several workers, one that runs none of its tests does without. All
-tests of a kind that is slow to start go to one worker. The log of a server is shown with the failure of a test that
-used it.
+A kind is started when the first test wants it: of several workers, one that runs none of its tests does without. The
+tests of a costly kind go to one worker, which stops the server after the last of them. They are known by their names,
+for the scheduler knows nothing else: `test_kafka.py`, `test_order[kafka]`, `TestAsyncRedisCluster`. The log of a server
+is shown with the failure of a test that used it.
 
 A server that is not installed: its tests are skipped with its name; when CI is set, they fail.
 """
@@ -22,10 +23,9 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.servers.base import Server, ServerMissing
 from tests.servers.install import missing_is_an_error
-from tests.servers.kinds import KINDS
+from tests.servers.kinds import KINDS, costly_kind
 from tests.servers.pool import ServerPool
 
-_SLOW = tuple(f"@{name}" for name, kind in KINDS.items() if kind.slow_to_start)
 _pool = pytest.StashKey[ServerPool]()
 _private = pytest.StashKey[list[Server]]()
 
@@ -90,8 +90,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = _fixtures(item)
         for name in {kinds[fixture] for fixture in fixtures if fixture in kinds}:
             item.add_marker(name)
-        if slow := next((name for name in _kinds(item) if KINDS[name].slow_to_start), None):
-            item.add_marker(pytest.mark.xdist_group(slow))
         if "private_server" in fixtures or any(marker.name in KINDS for marker in item.iter_markers()):
             item.add_marker("server")
         if "starts_process" in fixtures:
@@ -99,17 +97,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class LoadFileAndServer(LoadFileScheduling):  # type: ignore[misc]
-    """One worker runs all tests of a file, and one runs all tests of a server that is slow to start."""
+    """One worker runs all tests of a file, and one runs all tests of a costly server."""
 
     def _split_scope(self, nodeid: str) -> str:
-        scope: str = nodeid.rpartition("@")[2] if nodeid.endswith(_SLOW) else super()._split_scope(nodeid)
-        return scope
+        return costly_kind(nodeid) or str(super()._split_scope(nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    """`--dist=loadgroup` adds the group to the name of a test: `…::test_order@kafka`."""
-    return LoadFileAndServer(config, log) if config.getoption("dist") == "loadgroup" else None
+    return LoadFileAndServer(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Let a costly server rest after its last test, and start it again if there is another one after all."""
+    pool = item.config.stash[_pool]
+    for name in _kinds(item):
+        pool.resume(name)
+    done = yield
+    costly = costly_kind(item.nodeid)
+    if costly and nextitem and costly != costly_kind(nextitem.nodeid):
+        pool.rest(costly)
+    return done
 
 
 @pytest.hookimpl(tryfirst=True)

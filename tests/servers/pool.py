@@ -16,6 +16,7 @@ class ServerPool:
         self._kinds = KINDS if kinds is None else kinds
         self._lock = threading.Lock()
         self._started: dict[str, Future[Server]] = {}
+        self._resting: set[str] = set()
         self._workers = ThreadPoolExecutor(max_workers=len(self._kinds) or 1, thread_name_prefix="servers")
 
     def get(self, name: str) -> Server:
@@ -39,6 +40,18 @@ class ServerPool:
         """The session's server of this kind if it has started; never waits."""
         future = self._started.get(name)
         return future.result() if future and future.done() and future.exception() is None else None
+
+    def rest(self, name: str) -> None:
+        """Stop the session's server of this kind, if it runs, until it is resumed."""
+        if server := self.running(name):
+            server.stop()
+            self._resting.add(name)
+
+    def resume(self, name: str) -> None:
+        """Start the session's server of this kind again if it rests: empty, and on another port."""
+        if name in self._resting and (server := self.running(name)):
+            self._resting.remove(name)
+            server.start()
 
     def stop(self) -> None:
         self._workers.shutdown(wait=True)

@@ -33,7 +33,7 @@ class RabbitMQServer(Server):
     # Debian's own in /usr/sbin changes the user first.
     search: ClassVar[tuple[str, ...]] = ("/usr/lib/rabbitmq/bin", "/opt/homebrew/opt/rabbitmq/sbin")
     packages = ("rabbitmq-server",)
-    slow_to_start = True
+    costly = True
     start_timeout = 90.0
     stop_timeout = 30.0
     port_taken: ClassVar[str] = "eaddrinuse"

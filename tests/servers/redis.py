@@ -184,6 +184,7 @@ class RedisClusterServers(_Group):
     """Three masters with a replica each."""
 
     name = "redis_cluster"
+    costly = True
 
     def start(self) -> None:
         try:

@@ -86,7 +86,7 @@ def test_all_nodes_share_the_time_that_one_connection_may_take(monkeypatch: pyte
     assert time.share(1) == topology.SHORTEST
 
 
-def test_silent_nodes_leave_time_for_the_one_that_answers(
+def test_silent_nodes_of_a_redis_cluster_leave_time_for_the_one_that_answers(
     redis_cluster: RedisClusterServers, silent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[float] = []

@@ -585,7 +585,7 @@ def test_both_keys_of_an_entry_are_in_one_slot_and_have_the_prefix(prefix: bytes
     assert invalid.startswith(prefix)
 
 
-def test_a_cluster_is_told_what_was_freed(open_tiers: Open, redis_cluster: RedisClusterServers) -> None:
+def test_a_redis_cluster_is_told_what_was_freed(open_tiers: Open, redis_cluster: RedisClusterServers) -> None:
     redis_cluster.flush()
     tiers = open_tiers(redis_cluster.url)
     for i in range(6):
@@ -816,7 +816,7 @@ def test_an_async_store_may_be_used_in_one_loop_after_another(redis_url: str) ->
         asyncio.run(ask(last))
 
 
-def test_a_cluster_answers_replays(open_tiers: Open, redis_cluster: RedisClusterServers) -> None:
+def test_a_redis_cluster_answers_replays(open_tiers: Open, redis_cluster: RedisClusterServers) -> None:
     redis_cluster.flush()
     tiers = open_tiers(redis_cluster.url)
     for i in range(12):

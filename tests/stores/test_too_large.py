@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -16,12 +16,13 @@ from semel import AsyncOperation, AsyncSemel, Operation, Semel
 from semel.errors import RecordTooLarge, ResultNotStored, StepMismatch
 from semel.http.fastapi import idempotent, install
 from semel.stores import dynamodb, mysql
-from tests.servers import DynamoDBServer
+from tests.servers import MariaDBServer
 
 pytestmark = pytest.mark.server
 
-LARGE = {"dynamodb": 500_000, "mysql": 17_000_000}
-"""Above the 400 KB of an item, and above the packet that a server takes."""
+PACKET = 1 << 20
+LARGE = {"dynamodb": 500_000, "mysql": PACKET + 1000}
+"""Above the 400 KB of an item, and above the packet that the server takes: a small one here, to be quick."""
 
 
 @pytest.fixture(
@@ -32,17 +33,21 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def url(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def url(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     if kind == "mysql":
+        server: MariaDBServer = request.getfixturevalue("mariadb")
         made: str = request.getfixturevalue("mariadb_url")
         mysql.migrate(made)
+        ((usual,),) = server.execute("SELECT @@max_allowed_packet")
+        server.execute(f"SET GLOBAL max_allowed_packet = {PACKET}")
+        yield made
+        server.execute(f"SET GLOBAL max_allowed_packet = {usual}")
     else:
-        server: DynamoDBServer = request.getfixturevalue("dynamodb")
-        made = server.table()
+        made = request.getfixturevalue("dynamodb").table()
         dynamodb.migrate(made)
-    return made
+        yield made
 
 
 def runs_of(runs: list[int], size: int) -> Callable[[], bytes]:

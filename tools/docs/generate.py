@@ -398,6 +398,10 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
      ("check", "cloudformation", "iam_policy", "migrate", "terraform")),
     ("semel.observe.events", "[Events](events.md). The classes are listed there.",
      ("EVENTS", "Event", "EventHook", "EventHooks")),
+    ("semel.observe.structlog", "[Logs events](../how-to/watch-events.md#log-them) by structlog.",
+     ("structlog_events",)),
+    ("semel.observe.otel", "[Counts and traces](../how-to/tracing.md) with OpenTelemetry.",
+     ("OpenTelemetryMetrics", "OpenTelemetrySpans", "OpenTelemetryStoreMetrics")),
     ("semel.observe.prometheus", "[Counts events](../how-to/metrics.md).", ("PrometheusMetrics", "StoreMetrics")),
     ("semel.core.ops", "What a [store of your own](stores.md#the-contract-of-a-store) executes and returns.", (
         "Op", "Claim", "Claimed", "Existing", "Record", "Renew", "Complete", "CompleteWith", "NotWritten", "Release",

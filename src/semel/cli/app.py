@@ -1,4 +1,7 @@
-"""The argument parser, and the one place where an error becomes a message and an exit code."""
+"""The argument parser, and the one place where an error becomes a message and an exit code.
+
+The parser is argparse of the standard library: the commands are part of the core install, which has no dependencies.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,24 @@ from typing import Final, NoReturn, cast
 from semel import __version__
 from semel.cli.audit import AUDIT
 from semel.cli.client import CLIENT
-from semel.cli.commands import INTERRUPTED, STORE_VARIABLE, USAGE, exit_code, say
+from semel.cli.commands import INTERRUPTED, OK, STORE_VARIABLE, USAGE, Command, exit_code, say
 from semel.cli.console import CONSOLE
 from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
-from semel.cli.dlq import DLQ
 from semel.cli.doctor import DOCTOR
 from semel.cli.listing import LIST, PURGE, STATS
+from semel.cli.messages.dlq import DLQ
+from semel.cli.messages.relay import OUTBOX, RELAY
+from semel.cli.once import ONCE
 from semel.cli.records import DIAGRAM, LOOKUP, RELEASE, RESOLVE
 from semel.cli.recover import RECOVER
-from semel.cli.relay import OUTBOX, RELAY
-from semel.cli.size import SIZE
+from semel.cli.sizing.size import SIZE
 from semel.cli.upkeep import MIGRATE, STORES, SWEEP
 from semel.errors import SemelError
+from semel.stores.settings import require
 from semel.stores.urls import SCHEMES
 
-COMMANDS: Final = (
+_COMMANDS: Final = (
     DEMO,
     CONSOLE,
     MIGRATE,
@@ -40,6 +45,7 @@ COMMANDS: Final = (
     RELEASE,
     PURGE,
     RECOVER,
+    ONCE,
     CLIENT,
     RELAY,
     OUTBOX,
@@ -51,6 +57,26 @@ COMMANDS: Final = (
     STORES,
     DIAGRAM,
 )
+
+
+SHELLS: Final = ("bash", "zsh", "fish")
+
+
+def configure_completions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="the shell to complete commands in")
+
+
+def completions(args: argparse.Namespace) -> int:
+    """Print the script of shtab for a shell."""
+    shtab = require("shtab", "cli")
+    print(shtab.complete(make_parser(), args.shell))
+    return OK
+
+
+COMPLETIONS: Final = Command(
+    "completions", "Print a script that completes commands and options in a shell.", configure_completions, completions
+)
+COMMANDS: Final = (*_COMMANDS, COMPLETIONS)
 
 
 class _UsageError(Exception):
@@ -85,6 +111,17 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     Exits with a message if the words cannot be read.
     """
     parser = make_parser()
+    command: list[str] = []
+    if words[0] == "once" and "--" in words:  # what follows is another command's line
+        at = list(words).index("--")
+        words, command = words[:at], list(words[at + 1 :])
+    args = _parse(parser, words)
+    if command:
+        args.command = command
+    return args
+
+
+def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     try:
         return parser.parse_args(words)
     except _UsageError as error:

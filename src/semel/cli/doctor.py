@@ -7,7 +7,7 @@ import sys
 from contextlib import redirect_stdout
 
 from semel.cli.commands import FAILED, OK, Command, add_url, as_json, load, say
-from semel.cli.size import add_needs, needs_of, seconds_of
+from semel.cli.sizing.size import add_needs, needs_of, seconds_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -109,6 +109,7 @@ class Console:
         self._pages = Pages(panel)
         self._streams = 0
         self._stopped = asyncio.Event()
+        self._warming: asyncio.Future[None] | None = None
         views = self._views
         self._shown: dict[str, Callable[[Access, Mapping[str, str]], Awaitable[View]]] = {
             "/": views.overview,
@@ -140,7 +141,9 @@ class Console:
     async def _lifespan(self, receive: Any, send: Any) -> None:
         while True:
             message = await receive()
-            if message["type"] == "lifespan.shutdown":
+            if message["type"] == "lifespan.startup":
+                self._warming = asyncio.ensure_future(self._views.warm())
+            else:
                 await self.close()
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
@@ -153,6 +156,8 @@ class Console:
     async def close(self) -> None:
         """Close the stores that were opened by their URLs. Guards that were passed in stay open."""
         self.stop_streams()
+        if self._warming is not None:
+            self._warming.cancel()
         for watched in self._views.watched.values():
             await watched.close()
 

@@ -21,7 +21,7 @@ REFUSED: Final = frozenset({"mismatched", "went_unknown", "expired", "over_quota
 FIRST: Final = frozenset({"completed", "prepared", "failure_remembered"})
 REPLAY: Final = frozenset({"replayed"})
 APPLIED: Final = frozenset({"applied", "skipped"})
-MOST_OPERATIONS: Final = 200
+MOST_OPERATIONS: Final = 100
 """Rows of the table. Those that are asked for most are shown."""
 
 

@@ -19,6 +19,9 @@ class StoryLine(NamedTuple):
 
 
 _LINES: Final = {
+    "call_retried": StoryLine("The client sends its request again, after {attempts}: {reason}", "plain"),
+    "call_ended": StoryLine("The client knows the outcome: {outcome} (sent {attempts} times, {seconds})", "good"),
+    "call_unknown": StoryLine("The client has given up and does not know what happened: {reason}", "bad"),
     "started": StoryLine("Attempt {attempt} started: the key was free", "plain"),
     "taken_over": StoryLine("Attempt {attempt} took over: the lease of the attempt before had ended", "warn"),
     "completed": StoryLine("It ran, and its answer is stored ({size} bytes, {seconds})", "good"),
@@ -63,6 +66,11 @@ _TIMES: Final = frozenset({"seconds", "age", "retry_after", "store_seconds"})
 class _Details(dict[str, Any]):
     def __missing__(self, name: str) -> str:
         return "?"
+
+
+def words_for(kind: str) -> StoryLine | None:
+    """Return how a kind of moment reads; None if it has no words of its own."""
+    return _LINES.get(kind)
 
 
 def tell(kind: str, attempt: int, details: dict[str, Any]) -> tuple[str, str]:

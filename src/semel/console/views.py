@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from semel.console.figures import first_runs_per_second, start_of_hour, summarize
@@ -80,6 +81,12 @@ class Views:
             return self.watched[name or next(iter(self.watched))]
         except KeyError:
             raise NotThere(f"There is no store called {name[:40]} here.") from None
+
+    async def warm(self) -> None:
+        """Read the last hour, so that the first page need not wait for it."""
+        for watched in self.watched.values():
+            with suppress(SemelError):  # the page says so
+                await watched.minutes(start_of_hour(time.time()))
 
     # -- the first page
 
@@ -178,14 +185,13 @@ class Views:
         }
 
     async def _known_operations(self, watched: WatchedStore, listing: Listing) -> list[str]:
-        """Names to complete the filter with: those of this page and of the last hour."""
-        routes = {minute.route for minute in await watched.minutes(start_of_hour(time.time())) if minute.route}
-        return sorted(routes | {record.operation for record in listing.records})[:200]
+        """Names to complete the filter with: those of this page and of the last minutes."""
+        return sorted(await watched.recent_routes() | {record.operation for record in listing.records})[:200]
 
     async def search(self, access: Access, query: Mapping[str, str]) -> tuple[str, str] | None:
         """Find a record by its key, or by its identity. Returns the store and the identity, or None.
 
-        Without an operation, those of the last hour and of the newest records are tried.
+        Without an operation, those of the last minutes and of the newest records are tried.
         """
         key, operation, tenant = (field(query, name) for name in ("key", "operation", "tenant"))
         if not key:
@@ -200,13 +206,14 @@ class Views:
             if not operation:
                 listing = await watched.list(limit=LOOK) if watched.lists else Listing((), None, 0)
                 names = await self._known_operations(watched, listing)
-            for name in names:
-                try:
-                    record = await watched.guard.lookup(name, key, tenant=tenant or None)
-                except SemelError as error:
-                    if isinstance(error, StoreError):
-                        raise
-                    raise BadQuery(str(error)) from None
+            try:
+                tries = (watched.guard.lookup(name, key, tenant=tenant or None) for name in names)
+                records = await asyncio.gather(*tries)
+            except StoreError:
+                raise
+            except SemelError as error:
+                raise BadQuery(str(error)) from None
+            for record in records:
                 if record is not None:
                     return watched.name, record.id.hex()
         return None

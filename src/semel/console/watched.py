@@ -41,6 +41,12 @@ LOOK: Final = 5000
 """Records that a store looks at for one page."""
 FRESH: Final = 1.0
 """Seconds for which an answer is used again: ten people who look at one page cost as much as one."""
+SLICE: Final = 120
+"""Seconds of history that are read together ..."""
+SETTLED: Final = 180.0
+"""... and after so many seconds are kept: a writer is seldom later ..."""
+KEPT: Final = 600.0
+"""... for at least so many seconds."""
 STORY: Final = 500
 """Moments of one chain on a page."""
 
@@ -54,6 +60,7 @@ class WatchedStore:
         self._secret = secret
         self._watched = watched
         self._opened: SyncGuard | AsyncGuard | None = None
+        self._slices: dict[int, tuple[float, tuple[Minute, ...]]] = {}
         self._answers: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
 
     @property
@@ -129,13 +136,48 @@ class WatchedStore:
         return None if record is None else read_label(record)
 
     async def minutes(self, since: float) -> tuple[Minute, ...]:
-        """Return the counts of each minute; nothing if there is no history."""
+        """Return the counts of each minute; nothing if there is no history.
+
+        Minutes that are over hardly change, so only the newest are read each time, and the others now and then.
+        """
         reader = self.trail
         if reader is None:
             return ()
-        since = int(since) // 60 * 60
-        found: tuple[Minute, ...] = await self._fresh(("minutes", since), lambda: self._in_time(reader.minutes(since)))
-        return found
+        now = time.time()
+        first, newest = int(since) // SLICE, int(now - SETTLED) // SLICE
+        for old in [at for at in self._slices if at < first]:
+            del self._slices[old]
+        missing = [at for at in range(first, newest) if at not in self._slices]
+        expired = next((at for at, (until, _) in self._slices.items() if until < now), None)
+        if missing:
+            await self._fresh(("slices", missing[0]), lambda: self._read_slices(reader, missing[0], missing[-1] + 1))
+        elif expired is not None:
+            await self._fresh(("slices", expired), lambda: self._read_slices(reader, expired, expired + 1))
+        recent: tuple[Minute, ...] = await self._fresh(
+            ("minutes", newest), lambda: self._in_time(reader.minutes(newest * SLICE))
+        )
+        settled = (minute for at in sorted(self._slices) for minute in self._slices[at][1])
+        return (*(minute for minute in settled if minute.at >= since), *recent)
+
+    async def _read_slices(self, reader: AsyncTrailReader, first: int, end: int) -> None:
+        found = await self._in_time(reader.minutes(first * SLICE, end * SLICE))
+        slices: dict[int, list[Minute]] = {at: [] for at in range(first, end)}
+        for minute in found:
+            slices[minute.at // SLICE].append(minute)
+        now = time.time()
+        for at, minutes in slices.items():  # at different times, so that no page has to read all of them again
+            self._slices[at] = (now + KEPT * (1 + at % 10 / 10), tuple(minutes))
+
+    async def recent_routes(self) -> set[str]:
+        """Return the routes of the last minutes."""
+        reader = self.trail
+        if reader is None:
+            return set()
+        since = int(time.time() - SETTLED) // SLICE * SLICE
+        found: tuple[Minute, ...] = await self._fresh(
+            ("minutes", since // SLICE), lambda: self._in_time(reader.minutes(since))
+        )
+        return {minute.route for minute in found if minute.route}
 
     async def story(self, id: bytes) -> tuple[Moment, ...]:
         """Return the moments of the chain to which a record belongs."""

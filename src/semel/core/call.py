@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from semel.core.encoding.plain import PLAIN
 from semel.core.encoding.serializers import ResultSerializer, decode_error, decode_result, encode_error
 from semel.core.encoding.snapshot import NOT_SEALED, Envelope, Kind, NotSerializable
-from semel.core.lineage import read_lineage
+from semel.core.lineage import format_trace, read_lineage
 from semel.core.ops import INPUT, Claim, Claimed, Complete, CompleteWith, Op, Record
 from semel.core.values import value
 from semel.errors import ResultNotStored, SemelError
@@ -220,6 +220,8 @@ class Call:
     """How many seconds it has waited for another call since."""
     sent: float = 0.0
     """When the completion was made, in seconds after the claim."""
+    trace: bytes | None = None
+    """The trace of the request, as a snapshot holds it; None if nobody wants traces."""
     started: bool = False
     """Whether the start was told."""
 
@@ -260,8 +262,10 @@ class Call:
         """Tell that a duplicate is answered with this record."""
         if self.hook is not None:
             route, seconds = self.route or self.operation, self.clock() - self.began
+            trace = "" if self.trace is None else format_trace(self.codec.open_trace(record.snapshot or b"", self.id))
             self.hook(events.Replayed(
-                self.operation, self.tenant, self.key, record.age, record.attempt, seconds, route=route, id=self.id
+                self.operation, self.tenant, self.key, record.age, record.attempt, seconds, trace, route=route,
+                id=self.id,
             ))  # fmt: skip
 
     def elapsed(self) -> float:
@@ -293,6 +297,8 @@ class Call:
         try:
             payload = serializer.encode(result)
             try:
+                if self.trace:
+                    return self.codec.seal(serializer.kind, serializer.name, payload, self.id, "", self.trace)
                 return self.codec.seal(serializer.kind, serializer.name, payload, self.id)
             except NotSerializable:
                 raise
@@ -379,7 +385,7 @@ class Call:
 
     def _seal(self, kind: Kind, serializer: str, payload: bytes, entry: str = "") -> bytes:
         try:
-            return self.codec.seal(kind, serializer, payload, self.id, entry)
+            return self.codec.seal(kind, serializer, payload, self.id, entry, b"" if entry else self.trace or b"")
         except NotSerializable:
             raise
         except Exception as error:

@@ -46,6 +46,11 @@ def read_lineage(lines: Mapping[bytes, bytes]) -> Lineage:
     )
 
 
+def format_trace(trace: bytes) -> str:
+    """Return the ``traceparent`` of a trace, as a snapshot holds it: 16, 8 and 1 bytes. Empty if there is none."""
+    return f"00-{trace[:16].hex()}-{trace[16:24].hex()}-{trace[24:].hex()}" if trace else ""
+
+
 def write_lineage(lineage: Lineage) -> dict[str, str]:
     """Return the headers to send. A key that no header can hold is left out."""
     headers = {ROOT: _text(lineage.root), PARENT: _text(lineage.parent), TRACE: lineage.trace}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import Any, ClassVar, Final, TypedDict
 
 from semel.codec import Codec
@@ -38,7 +38,7 @@ from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store, has_members
 from semel.engine.problem_log import ProblemLog
 from semel.errors import ConfigurationError, NotResolvable, PolicyError, SemelError
 from semel.observe import events
-from semel.observe.events import Event, EventHook, EventHooks, LoggingHook, call_hooks, hooks_of
+from semel.observe.events import Event, EventHook, EventHooks, LoggingHook, TracingHook, call_hooks, hooks_of
 
 ANY: Final = KeyFormat.named("any")
 REMEMBERED: Final = 256
@@ -104,6 +104,7 @@ class Guard:
         self.tenant = tenant and checked_tenant(tenant)
         self._log: ProblemLog | None = ProblemLog()
         self._hook: EventHook | None = None
+        self._trace: Callable[[], bytes] | None = None
         self._set_hooks(hooks_of(on_event))
         self.codec = codec or Codec()
         self.secret = secret
@@ -128,7 +129,7 @@ class Guard:
         self.resumable: dict[str, Declaration] = {}
         """Functions that a resumer may run, by the names of their operations."""
         self.quota = quota
-        self._meter = None if quota is None else Meter(quota, time.monotonic)
+        self._meter = None if quota is None else Meter(quota, monotonic)
 
     @property
     def policy(self) -> Policy:
@@ -144,6 +145,7 @@ class Guard:
         self._hook = call_hooks(hooks, "semel")
         if any(isinstance(hook, LoggingHook) for hook in hooks):
             self._log = None
+        self._trace = next((hook.trace for hook in hooks if isinstance(hook, TracingHook)), None)
 
     def _declare(
         self,
@@ -252,7 +254,9 @@ class Guard:
             self._log,
         )
         if self._hook is not None:
-            call.clock, call.began = time.monotonic, time.monotonic()
+            call.clock, call.began = monotonic, monotonic()
+            if self._trace is not None:
+                call.trace = self._trace()
         outer = running.get()
         if outer is not None:
             set_lineage(call, lineage_lines(outer._next_lineage))

@@ -157,6 +157,8 @@ class Replayed(Event, level=INFO):
     attempt: int
     seconds: float = 0.0
     """How long the duplicate waited for its answer, with the time in which the first call still ran."""
+    trace: str = ""
+    """The ``traceparent`` of the request whose outcome it is, if a hook follows traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,6 +529,23 @@ class LoggingHook:
         self._log(event)
 
 
+class TracingHook:
+    """A hook that follows traces. What it returns as the trace of a request is stored with the outcome of the request,
+    and replays are told it.
+    """
+
+    def __init__(self, tell: EventHook, trace: Callable[[], bytes]) -> None:
+        """
+        :param trace: returns the trace of the request that is being made: 16 bytes, its span: 8 bytes, and the flags:
+            1 byte. Empty if there is none.
+        """
+        self._tell = tell
+        self.trace = trace
+
+    def __call__(self, event: Event) -> None:
+        self._tell(event)
+
+
 def hooks_of(on_event: EventHooks | None) -> tuple[EventHook, ...]:
     """Return the hooks of an ``on_event=`` setting. Raises ConfigurationError."""
     if on_event is None:
@@ -546,12 +565,15 @@ def call_hooks(hooks: tuple[EventHook, ...], logger: str) -> EventHook | None:
     """
     if not hooks:
         return None
+    first, *others = hooks
 
     def call(event: Event) -> None:
-        for hook in hooks:
-            try:
-                hook(event)
-            except Exception:
-                logging.getLogger(logger).exception("the event hook failed at %s", event.name)
+        try:
+            first(event)
+        except Exception:
+            logging.getLogger(logger).exception("the event hook failed at %s", event.name)
+        if rest is not None:
+            rest(event)
 
+    rest = call_hooks(tuple(others), logger)
     return call

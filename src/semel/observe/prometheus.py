@@ -27,16 +27,14 @@ from semel.engine.ports import Store
 from semel.errors import ConfigurationError
 from semel.observe import events
 from semel.observe.events import Event
-from semel.observe.store_state import EVERY, LOOK, StoreWatch, gauges
+from semel.observe.labels import MAX_ROUTES, LabelLimit
+from semel.observe.store_state import EVERY, GAUGES, LOOK, StoreWatch, gauges
 from semel.stores.settings import require
 
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Seconds."""
-MAX_ROUTES: Final = 200
 WRITE_EVERY: Final = 1.0
 """Seconds between two writes, if the metrics are in files."""
-OTHER: Final = "(other)"
-"""The route of all events whose route is one too many."""
 TIMED: Final = (
     events.Completed, events.Prepared, events.FailureRemembered, events.Released, events.Replayed, events.AppliedEvent,
     events.Skipped, events.CallEnded, events.CallUnknown,
@@ -58,11 +56,10 @@ class PrometheusMetrics:
         client = require("prometheus_client", "prometheus", "prometheus-client")
         registry = client.REGISTRY if registry is None else registry
         self._tenants = tenants
-        self._max_routes = max_routes
+        self._limit = LabelLimit(max_routes, tenants)
         self._lock = threading.Lock()
         self._tallies: defaultdict[type[Event], dict[Any, _Tally]] = defaultdict(dict)
         """By kind of event, and by route, or by route and tenant."""
-        self._labels: set[tuple[str, ...]] = set()
         self._timer: threading.Timer | None = None
         self._in_files = "PROMETHEUS_MULTIPROC_DIR" in os.environ or "prometheus_multiproc_dir" in os.environ
         labels = ("route", "tenant") if tenants else ("route",)
@@ -125,12 +122,7 @@ class PrometheusMetrics:
         return {id(tally): tally for tallies in self._tallies.values() for tally in tallies.values()}.values()
 
     def _new_tally(self, kind: type[Event], route: str, tenant: str) -> _Tally:
-        labels = (route, tenant) if self._tenants else (route,)
-        if labels not in self._labels:
-            if len(self._labels) < self._max_routes:
-                self._labels.add(labels)
-            else:  # do not remember it: it may have been made up for this request
-                labels = (OTHER, "") if self._tenants else (OTHER,)
+        labels = self._limit.labels(route, tenant)
         key = labels if self._tenants else labels[0]
         if key in self._tallies[kind]:
             return self._tallies[kind][key]
@@ -258,8 +250,8 @@ class StoreMetrics:
         """Return the gauges, for prometheus-client."""
         from prometheus_client.core import GaugeMetricFamily
 
-        for name, what, labels, values in gauges(self._watch.latest()):
-            family = GaugeMetricFamily(name, what, labels=labels)
+        for name, labels, values in gauges(self._watch.latest()):
+            family = GaugeMetricFamily(name, GAUGES[name], labels=labels)
             for label, number in values.items():
                 family.add_metric(label, number)
             yield family

@@ -28,13 +28,12 @@ from semel.core.values import value
 from semel.engine.forking import survive_forks
 from semel.engine.ports import Store
 from semel.errors import ConfigurationError, NotMigrated, StoreError
+from semel.observe.labels import OTHER
 from semel.stores.urls import open_store
 
 EVERY: Final = "30s"
 LOOK: Final = 5000
 MAX_DESTINATIONS: Final = 50
-OTHER: Final = "(other)"
-"""Stands for all destinations that are too many."""
 UNFINISHED: Final = (State.RUNNING, State.ABANDONED, State.UNKNOWN)
 _log = logging.getLogger("semel.observe")
 
@@ -142,36 +141,44 @@ def bounded(state: OutboxState) -> OutboxState:
     return replace(state, destinations=tuple(kept))
 
 
-Gauge: TypeAlias = tuple[str, str, tuple[str, ...], dict[tuple[str, ...], float]]
-"""Its name, what it says, the names of its labels, and its values by their labels."""
+GAUGES: Final = {
+    "semel_store_up": "1 if the store could be measured, 0 if not.",
+    "semel_records": "Records in the store; mostly an estimate.",
+    "semel_records_bytes": "Room that the records take.",
+    "semel_sweep_lag_seconds": "Seconds that the oldest expired record waits for a sweep.",
+    "semel_unfinished_records": "Records that are not finished, among the newest ones.",
+    "semel_unfinished_oldest_seconds": "Seconds since the oldest of them was first claimed.",
+    "semel_outbox_messages": "Messages in the outbox.",
+    "semel_outbox_failing_messages": "Messages in the outbox that could not be sent yet.",
+    "semel_outbox_oldest_seconds": "Seconds since the oldest message was added.",
+    "semel_relays": "Relays that live.",
+    "semel_dead_letters": "Messages that were given up.",
+}
+"""All gauges, and what they say."""
+Gauge: TypeAlias = tuple[str, tuple[str, ...], dict[tuple[str, ...], float]]
+"""Its name, the names of its labels, and its values by their labels."""
 
 
 def gauges(state: StoreState | None) -> Iterator[Gauge]:
-    """Return the gauges of a look, in the words of Prometheus."""
+    """Return the gauges of a look, as far as they are known."""
     if state is None:
         return
-    yield "semel_store_up", "1 if the store could be measured, 0 if not.", (), {(): float(state.up)}
+    yield "semel_store_up", (), {(): float(state.up)}
     if state.size is not None:
-        yield "semel_records", "Records in the store; mostly an estimate.", (), {(): float(state.size.records)}
+        yield "semel_records", (), {(): float(state.size.records)}
         if state.size.bytes is not None:
-            yield "semel_records_bytes", "Room that the records take.", (), {(): float(state.size.bytes)}
-        what = "Seconds that the oldest expired record waits for a sweep."
-        yield "semel_sweep_lag_seconds", what, (), {(): state.size.sweep_lag}
+            yield "semel_records_bytes", (), {(): float(state.size.bytes)}
+        yield "semel_sweep_lag_seconds", (), {(): state.size.sweep_lag}
     if state.unfinished is not None:
         found = {(state.name.lower(),): each for state, each in state.unfinished.items()}
-        what = "Records that are not finished, among the newest ones."
-        yield "semel_unfinished_records", what, ("state",), {label: each.records for label, each in found.items()}
-        what = "Seconds since the oldest of them was first claimed."
-        yield "semel_unfinished_oldest_seconds", what, ("state",), {label: each.oldest for label, each in found.items()}
+        yield "semel_unfinished_records", ("state",), {label: each.records for label, each in found.items()}
+        yield "semel_unfinished_oldest_seconds", ("state",), {label: each.oldest for label, each in found.items()}
     if state.outbox is not None:
         depths = {(each.destination,): each for each in state.outbox.destinations}
         labels = ("destination",)
-        what = "Messages in the outbox."
-        yield "semel_outbox_messages", what, labels, {label: each.messages for label, each in depths.items()}
-        what = "Messages in the outbox that could not be sent yet."
-        yield "semel_outbox_failing_messages", what, labels, {label: each.failing for label, each in depths.items()}
-        what = "Seconds since the oldest message was added."
-        yield "semel_outbox_oldest_seconds", what, labels, {label: each.oldest for label, each in depths.items()}
-        yield "semel_relays", "Relays that live.", (), {(): float(state.outbox.relays)}
+        yield "semel_outbox_messages", labels, {label: each.messages for label, each in depths.items()}
+        yield "semel_outbox_failing_messages", labels, {label: each.failing for label, each in depths.items()}
+        yield "semel_outbox_oldest_seconds", labels, {label: each.oldest for label, each in depths.items()}
+        yield "semel_relays", (), {(): float(state.outbox.relays)}
     if state.dead_letters is not None:
-        yield "semel_dead_letters", "Messages that were given up.", (), {(): float(state.dead_letters)}
+        yield "semel_dead_letters", (), {(): float(state.dead_letters)}

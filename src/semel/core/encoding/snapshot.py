@@ -5,7 +5,8 @@
     byte 0     version           1, or 2 if the database made the snapshot
     byte 1     kind              VALUE, ERROR, EMPTY or RESPONSE
     byte 2     coding            low four bits: compression (0 none, 1 zlib, 2 zstd); top bit: encrypted;
-                                 next bit: the encryption is bound to the entry's name too
+                                 next bit: the encryption is bound to the entry's name too;
+                                 next bit: the payload begins with the trace of the request that made it
     byte 3     length of the serializer's name
     then       the name, ascii
     4 bytes    checksum of all of the above and of the payload: CRC-32, or in version 2 the start of the SHA-256
@@ -50,7 +51,10 @@ _MADE_BY_DATABASE = 2
 _REASON_LIMIT = 200
 _ENCRYPTED = 0x80
 _BOUND = 0x40
+_TRACED = 0x20
 _COMPRESSION = 0x0F
+TRACE_SIZE = 25
+"""Bytes of a trace: the id of the trace, the id of the span, and its flags, as in a traceparent."""
 
 
 class NotSerializable(TypeError):
@@ -193,19 +197,23 @@ class Envelope:
         known = [ZLIB, *self.readers, *([self.compression] if self.compression else [])]
         object.__setattr__(self, "_by_id", {compressor.id: compressor for compressor in known})
 
-    def seal(self, kind: Kind, serializer: str, payload: bytes, context: bytes, entry: str = "") -> bytes:
+    def seal(
+        self, kind: Kind, serializer: str, payload: bytes, context: bytes, entry: str = "", trace: bytes = b""
+    ) -> bytes:
         """Return the snapshot to store. Raises SnapshotTooLarge.
 
         ``context`` is the record's id, and ``entry`` the name of the step; none for the result. An encrypted snapshot
-        cannot be opened with others.
+        cannot be opened with others. ``trace`` is that of the request that made it; ``open_trace`` returns it.
         """
         if len(payload) > self.limit:
             raise SnapshotTooLarge(f"the result takes {len(payload)} bytes; the codec's limit is {self.limit}")
         coding = 0
+        if trace:
+            payload, coding = trace + payload, _TRACED
         if len(payload) > self.compress_above and self.compression is not None:
             smaller = self.compression.compress(payload)
             if len(smaller) < len(payload):
-                payload, coding = smaller, self.compression.id
+                payload, coding = smaller, coding | self.compression.id
         if self.cipher is not None:
             coding |= _ENCRYPTED | _BOUND
             payload = self.cipher.encrypt(payload, _place(context, entry) + _header(kind, coding, serializer))
@@ -252,10 +260,23 @@ class Envelope:
                     "Codec(cipher=…, accept_plain=True) until it has expired"
                 )
             payload = self._decode(coding, payload, (_place(context, entry) if coding & _BOUND else context) + header)
+            if coding & _TRACED:
+                payload = payload[TRACE_SIZE:]
         return _snapshot((kind, serializer, payload))
 
+    def open_trace(self, blob: bytes, context: bytes) -> bytes:
+        """Return the trace of a result's snapshot; empty if it has none, or cannot be opened."""
+        if len(blob) < 8 or not blob[2] & _TRACED:
+            return b""
+        start = 4 + blob[3]
+        place = (_place(context, "") if blob[2] & _BOUND else context) + bytes(blob[:start])
+        try:
+            return self._decode(blob[2], bytes(blob[start + 4 :]), place)[:TRACE_SIZE]
+        except SnapshotUnreadable:
+            return b""
+
     def _decode(self, coding: int, payload: bytes, context: bytes) -> bytes:
-        if coding & ~(_ENCRYPTED | _BOUND | _COMPRESSION) or coding & (_ENCRYPTED | _BOUND) == _BOUND:
+        if coding & ~(_ENCRYPTED | _BOUND | _TRACED | _COMPRESSION) or coding & (_ENCRYPTED | _BOUND) == _BOUND:
             raise SnapshotUnreadable(f"the stored snapshot has an unknown coding {coding:#04x}: upgrade this process")
         if coding & _ENCRYPTED:
             if self.cipher is None:
@@ -270,7 +291,7 @@ class Envelope:
             raise SnapshotUnreadable(
                 f"the stored snapshot has compression {coding & _COMPRESSION}, which this codec does not read"
             )
-        return compressor.decompress(payload, self.limit)
+        return compressor.decompress(payload, self.limit + (TRACE_SIZE if coding & _TRACED else 0))
 
 
 NOT_SEALED: Final = Envelope(compression=None).seal_empty("its result could not be sealed", b"")

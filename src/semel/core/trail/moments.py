@@ -206,11 +206,14 @@ TrailFlow: TypeAlias = Generator[Op[Any], Any, tuple[Moment, ...]]
 
 
 def follow_root(root: bytes, limit: int, links: Links) -> TrailFlow:
-    """Find the moments of all hops of one root, and of the messages that they emitted; the oldest first."""
-    ids: tuple[bytes, ...] = yield FindLinked(root, MOST_HOPS)
-    moments: tuple[Moment, ...] = yield ReadStories(ids, limit)
-    emitted = {links.link(str(each.details["message"])) for each in moments if "message" in each.details}
-    more = tuple(sorted(emitted.difference(ids)))[:MOST_HOPS]
+    """Find the moments of all hops of one root, of the messages that they emitted, and of the clients that called them;
+    the oldest first."""
+    linked: tuple[bytes, ...] = yield FindLinked(root, MOST_HOPS)
+    ids = {root, *linked}  # of a client's moments the id is the link of its key, which is the root for the first client
+    moments: tuple[Moment, ...] = yield ReadStories(tuple(sorted(ids)), limit)
+    others = {links.link(str(each.details["message"])) for each in moments if "message" in each.details}
+    others |= {bytes.fromhex(each.details["key"]) for each in moments if "key" in each.details}
+    more = tuple(sorted(others - ids))[:MOST_HOPS]
     if more:
         moments += yield ReadStories(more, limit)
     return tuple(sorted(moments, key=when)[:limit])
@@ -219,8 +222,8 @@ def follow_root(root: bytes, limit: int, links: Links) -> TrailFlow:
 def follow_id(id: bytes, limit: int, links: Links) -> TrailFlow:
     """Find the moments of the chain to which this id belongs; those of the id alone if no moment says which it is."""
     moments: tuple[Moment, ...] = yield ReadStories((id,), limit)
-    root = next((each.root for each in moments if each.root), b"")
-    return (yield from follow_root(root, limit, links)) if root else moments
+    root = next((each.root for each in moments if each.root), id)
+    return (yield from follow_root(root, limit, links))
 
 
 def when(moment: Moment) -> tuple[float, bytes]:

@@ -13,7 +13,7 @@ from semel.errors import PolicyError
 from semel.stores.sizing import MARGIN, Needs, bytes_in, duration, recommended, size
 
 if TYPE_CHECKING:
-    from semel.cli.samples import Measured
+    from semel.cli.sizing.samples import Measured
 
 RECORDS: Final = 2000
 LARGEST: Final = 64 * 1024 * 1024
@@ -75,8 +75,8 @@ def seconds_of(args: argparse.Namespace, name: str) -> float | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.cli.measure import measure
-    from semel.cli.samples import Interrupts, Sample
+    from semel.cli.sizing.measure import measure
+    from semel.cli.sizing.samples import Interrupts, Sample
 
     qps = _qps(args.qps)
     needs = needs_of(args)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from semel.cli.samples import Measured, Sample, Work, in_pages
+from semel.cli.sizing.samples import Measured, Sample, Work, in_pages
 from semel.core.policy import seconds
 from semel.engine.ports import Store
 from semel.errors import SemelError, StoreUnavailable, StoreUncertain
