@@ -332,6 +332,8 @@ class Views:
                     ],
                     "relays": state.relays,
                     "lanes": state.lanes,
+                    "mode": state.mode,
+                    "retained": state.retained,
                     "dead": part["dead"],
                 }
             )  # fmt: skip
