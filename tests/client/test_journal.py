@@ -168,6 +168,7 @@ def child(path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_the_entries_of_a_living_process_are_its_own(journal: Journal, child: subprocess.Popen[str]) -> None:
     assert keys(journal, "in flight") == ["child"]
     assert take(journal) == []
@@ -177,6 +178,7 @@ def test_the_entries_of_a_living_process_are_its_own(journal: Journal, child: su
     assert [entry.body for entry in take(journal)] == [b"1"]
 
 
+@pytest.mark.slow
 def test_a_call_with_the_key_of_a_dead_process_takes_it_over(journal: Journal, child: subprocess.Popen[str]) -> None:
     child.kill()
     child.wait()
@@ -231,6 +233,7 @@ def test_a_closed_journal_leaves_the_files_of_a_forked_child_alone(path: Path) -
         os.close(end)
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_closed_journal_is_dropped(path: Path, journal: Journal) -> None:
     program = CHILD.replace("sys.stdin.read()", "journal.close(); print('closed', flush=True); sys.stdin.read()")
     command = [sys.executable, "-c", program, str(path)]
