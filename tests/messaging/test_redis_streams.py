@@ -341,7 +341,7 @@ def test_a_source_needs_a_stream_and_a_group(url: str) -> None:
         open_source(url)
 
 
-def test_a_full_server_of_a_cluster_is_down_for_its_own_streams_only(redis_cluster: RedisClusterServers) -> None:
+def test_a_full_server_of_a_redis_cluster_is_down_for_its_own_streams_only(redis_cluster: RedisClusterServers) -> None:
     async def main() -> None:
         broker = RedisStreamsBroker(redis_cluster.url)
         batch = [message(name, 1, destination=name) for name in (uuid4().hex for _ in range(24))]
