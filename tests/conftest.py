@@ -50,7 +50,7 @@ certifi.where = lambda: AUTHORITY
 
 # No test is judged by the clock: on a busy machine an example takes as long as it takes.
 settings.register_profile("semel", deadline=None)
-settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("quick", deadline=None, max_examples=15)
 settings.load_profile("semel")
 
 

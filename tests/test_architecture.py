@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import subprocess
 import sys
@@ -157,9 +158,12 @@ def worldly(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
 def parsed() -> list[tuple[str, str, Path, ast.Module]]:
     """(module, its package, path, tree) of all that is below src/semel."""
     found = []
+    gc.disable()  # nothing of it is garbage, and to look at it again and again takes longer than to parse it
     for module, path in modules().items():
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         found.append((module, package, path, ast.parse(path.read_text(encoding="utf-8"), str(path))))
+    gc.freeze()
+    gc.enable()
     return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
+import json
 import os
 import re
 import runpy
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator
-from contextlib import redirect_stdout, suppress
+from contextlib import closing, redirect_stdout, suppress
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -34,6 +35,7 @@ from sybil.parsers.markdown import CodeBlockParser
 
 import semel
 from semel import Policy, errors
+from semel.core.messaging.messages import InspectOutbox
 from semel.core.states import mermaid
 from semel.observe.events import EVENTS
 from semel.sql.migrations import POSTGRES
@@ -352,16 +354,16 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[-\s]+", "-", head.strip()) for head in heads}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_to_a_file_and_a_heading_that_exist(page: Path) -> None:
+def test_links_lead_to_a_file_and_a_heading_that_exist() -> None:
     broken = []
-    for link in LINK.findall(prose(page)):
-        target, _, anchor = link.partition("#")
-        if re.match(r"[a-z]+:", target):
-            continue
-        file = (page.parent / target).resolve() if target else page
-        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
-            broken.append(link)
+    for page in PAGES:
+        for link in LINK.findall(prose(page)):
+            target, _, anchor = link.partition("#")
+            if re.match(r"[a-z]+:", target):
+                continue
+            file = (page.parent / target).resolve() if target else page
+            if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+                broken.append((name_of(page), link))
     assert not broken
 
 
@@ -469,3 +471,19 @@ def test_the_architecture_page_names_what_is_there() -> None:
 def test_every_policy_setting_is_explained() -> None:
     page = (DOCS / "reference" / "policy.md").read_text("utf-8")
     assert [f.name for f in fields(Policy) if f.init and f"\n## `{f.name}`\n" not in page] == []
+
+
+def test_the_configuration_of_debezium_names_columns_of_the_outbox(tmp_path: Path) -> None:
+    page = (DOCS / "how-to" / "publish-events.md").read_text("utf-8")
+    (block,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    settings = json.loads(block)
+    with (
+        closing(semel.SQLiteStore(tmp_path / "shop.db")) as store,
+        closing(sqlite3.connect(tmp_path / "shop.db")) as conn,
+    ):
+        store.execute(InspectOutbox(1))
+        columns = {row[1] for row in conn.execute("PRAGMA table_info(semel_outbox)")}
+    named = [text for name, text in settings.items() if ".table.field.event" in name or name.endswith(".by.field")]
+    named += [trio.split(":")[0] for trio in settings["transforms.outbox.table.fields.additional.placement"].split(",")]
+    assert len(named) == 12
+    assert set(named) <= columns

@@ -22,21 +22,20 @@ ROOT = Path(__file__).parents[1]
 PLAIN_VALUES = {"CANNOT_TELL", "INJECTED", "NOT_DONE"}
 
 
-@pytest.mark.parametrize("name", semel.__all__)
-def test_every_public_name_can_be_imported(name: str) -> None:
-    assert getattr(semel, name) is getattr(semel, name)
-    if name in semel._HOMES:
-        assert getattr(semel, name) is getattr(importlib.import_module(semel._HOMES[name]), name)
+def test_every_public_name_can_be_imported() -> None:
+    for name in semel.__all__:
+        assert getattr(semel, name) is getattr(semel, name)
+        if name in semel._HOMES:
+            assert getattr(semel, name) is getattr(importlib.import_module(semel._HOMES[name]), name)
 
 
-@pytest.mark.parametrize("name", sorted(set(semel.__all__) - PLAIN_VALUES))
-def test_every_public_name_is_documented(name: str) -> None:
-    found = getattr(semel, name)
-    doc = inspect.getdoc(found)
-    assert doc
-    if isinstance(found, type):
-        assert found.__doc__, f"{name} only inherits its words"
-        assert not found.__doc__.startswith(f"{name}("), f"{name} has the words of a dataclass, not its own"
+def test_every_public_name_is_documented() -> None:
+    for name in sorted(set(semel.__all__) - PLAIN_VALUES):
+        found = getattr(semel, name)
+        assert inspect.getdoc(found), name
+        if isinstance(found, type):
+            assert found.__doc__, f"{name} only inherits its words"
+            assert not found.__doc__.startswith(f"{name}("), f"{name} has the words of a dataclass, not its own"
 
 
 def test_dir_is_complete_and_sorted() -> None:
@@ -85,18 +84,17 @@ INSIDE = {("semel.stores.mysql.connections", "MySQLSettings")}
 """A page connects with PyMySQL to the database of the test run by it; a reader's own program has its own parameters."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_pages_and_examples_import_public_names_only(page: Path) -> None:
+def test_pages_and_examples_import_public_names_only() -> None:
     public = {module: set(names) for module, names in generator().public_names().items()}
     public["semel"] = set(semel.__all__)
     public |= {module: public[same] for module, same in SAME.items()}
     public["semel.observe.events"] |= {event.__name__ for event in events.EVENTS}
-    imported = re.findall(
-        r"^ *from (semel[\w.]*) import \(?([\w, \n]+?)\)?(?: *#.*)?$", page.read_text("utf-8"), re.MULTILINE
-    )
-    found = {(module, name.partition(" as ")[0].strip()) for module, names in imported for name in names.split(",")}
-    private = {(m, n) for m, n in found if n and n not in public.get(m, ()) and f"{m}.{n}" not in public}
-    assert private - INSIDE == set()
+    imports = re.compile(r"^ *from (semel[\w.]*) import \(?([\w, \n]+?)\)?(?: *#.*)?$", re.MULTILINE)
+    for page in PAGES:
+        imported = imports.findall(page.read_text("utf-8"))
+        found = {(module, name.partition(" as ")[0].strip()) for module, names in imported for name in names.split(",")}
+        private = {(m, n) for m, n in found if n and n not in public.get(m, ()) and f"{m}.{n}" not in public}
+        assert private - INSIDE == set(), page
 
 
 def test_every_error_of_the_tree_is_public() -> None:

@@ -68,10 +68,10 @@ class Run:
             sys.executable, "-m", "semel", "relay", self.url, "--to", broker.publish_url, "--lease", f"{LEASE}s",
         ]  # fmt: skip
         self.relays = [Worker(f"relay {at}", relay) for at in range(RELAYS)]
-        self.consumers = [
-            Worker(f"consumer {at}", self._python("consumer", broker.consume_url("ledger", "ledger")))
-            for at in range(CONSUMERS)
-        ]
+        consumer = self._python(
+            "consumer", broker.consume_url("ledger", "ledger"), *(["batches"] if options.in_batches else [])
+        )
+        self.consumers = [Worker(f"consumer {at}", consumer) for at in range(CONSUMERS)]
 
     def _python(self, module: str, *words: object) -> list[str]:
         return [sys.executable, "-m", f"examples.ledger.{module}", self.url, *(str(word) for word in words)]
@@ -176,6 +176,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=120.0, help="how long events are posted and faults injected")
     parser.add_argument("--faults", type=int, default=14, help="how many, at least 7: one of each kind")
+    parser.add_argument("--in-batches", action="store_true", help="a consumer applies many entries in one transaction")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print only the verdict, as one JSON object")
     options = parser.parse_args()

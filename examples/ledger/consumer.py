@@ -1,4 +1,7 @@
-"""A consumer: it applies each message once, in the transaction that also remembers its id."""
+"""A consumer: it applies each message once, in the transaction that also remembers its id.
+
+`python -m examples.ledger.consumer DATABASE SOURCE [batches]`. With `batches`, one transaction applies many messages.
+"""
 
 import asyncio
 import json
@@ -11,7 +14,7 @@ from semel import AsyncPostgresStore
 from semel.messaging import AsyncInbox, Message, open_source
 
 
-async def main(url: str, source: str) -> None:
+async def main(url: str, source: str, *options: str) -> None:
     inbox = AsyncInbox(AsyncPostgresStore(url, listen=False))
     connection: psycopg.AsyncConnection | None = None
 
@@ -27,12 +30,14 @@ async def main(url: str, source: str) -> None:
         async def __aexit__(self, *_: object) -> None:
             """Keep it for the next message."""
 
-    @inbox.handler("ledger", connect=Lent, ordered=True)
-    async def apply(message: Message, connection: psycopg.AsyncConnection) -> None:
-        entry = json.loads(message.data)
-        await connection.execute(
-            "INSERT INTO applied (account, number) VALUES (%s, %s)", (entry["account"], entry["number"])
-        )
+    @inbox.handler("ledger", connect=Lent, ordered=True, in_batches="batches" in options)
+    async def apply(messages: Message | list[Message], connection: psycopg.AsyncConnection) -> None:
+        entries = [json.loads(each.data) for each in (messages if isinstance(messages, list) else [messages])]
+        async with connection.cursor() as cursor:
+            await cursor.executemany(
+                "INSERT INTO applied (account, number) VALUES (%s, %s)",
+                [(entry["account"], entry["number"]) for entry in entries],
+            )
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, apply.stop)
     await apply.run(open_source(source))

@@ -349,6 +349,7 @@ except OSError:
 """
 
 
+@pytest.mark.slow
 def test_lookup_in_a_folder_that_may_not_be_written(url: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

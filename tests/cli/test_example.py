@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SHIP = Path(__file__).parents[2] / "examples" / "ship.py"
 
 
+@pytest.mark.slow
 def test_the_example_ships_each_order_once(tmp_path: Path) -> None:
     runs = [
         subprocess.run([sys.executable, SHIP, tmp_path / "orders.db"], capture_output=True, text=True) for _ in range(2)

@@ -168,6 +168,7 @@ def child(path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_the_entries_of_a_living_process_are_its_own(journal: Journal, child: subprocess.Popen[str]) -> None:
     assert keys(journal, "in flight") == ["child"]
     assert take(journal) == []
@@ -177,6 +178,7 @@ def test_the_entries_of_a_living_process_are_its_own(journal: Journal, child: su
     assert [entry.body for entry in take(journal)] == [b"1"]
 
 
+@pytest.mark.slow
 def test_a_call_with_the_key_of_a_dead_process_takes_it_over(journal: Journal, child: subprocess.Popen[str]) -> None:
     child.kill()
     child.wait()
@@ -212,10 +214,10 @@ def test_a_forked_child_has_its_own_entries(journal: Journal) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_closed_journal_leaves_the_files_of_a_forked_child_alone(path: Path) -> None:
+    reader, writer = os.pipe()  # before the number is free: neither end may have it
     journal = Journal(path)
     number = journal._presence._file
     journal.close()
-    reader, writer = os.pipe()
     os.dup2(reader, number)  # the number of the closed file is given to another one
     pid = os.fork()
     if pid == 0:  # pragma: no cover
@@ -227,10 +229,11 @@ def test_a_closed_journal_leaves_the_files_of_a_forked_child_alone(path: Path) -
     os.waitpid(pid, 0)
     os.close(writer)
     assert os.read(reader, 1) == b"1"
-    for end in {reader, number}:
-        os.close(end)
+    os.close(reader)
+    os.close(number)
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_closed_journal_is_dropped(path: Path, journal: Journal) -> None:
     program = CHILD.replace("sys.stdin.read()", "journal.close(); print('closed', flush=True); sys.stdin.read()")
     command = [sys.executable, "-c", program, str(path)]

@@ -72,14 +72,14 @@ def test_an_owners_move_goes_where_the_table_says_and_nowhere_else(state: State,
         assert state_of(after, NOW) is target
 
 
-@pytest.mark.parametrize("token", [TOKEN - 1, TOKEN + 1, 0])
 @pytest.mark.parametrize(("state", "move"), PAIRS, ids=lambda value: value.name)
-def test_a_stale_token_changes_nothing_in_any_state(state: State, move: Move, token: int) -> None:
+def test_a_stale_token_changes_nothing_in_any_state(state: State, move: Move) -> None:
     before = row(state, token=TOKEN) if state is not State.ABSENT else None
     op = OWNERS[move]
     fields = {name: getattr(op, name) for name in op.__dataclass_fields__}  # type: ignore[attr-defined]
-    stale = type(op)(**{**fields, "token": token})
-    assert apply(before, stale, NOW) == (before, False)
+    for token in (TOKEN - 1, TOKEN + 1, 0):
+        stale = type(op)(**{**fields, "token": token})
+        assert apply(before, stale, NOW) == (before, False), token
 
 
 CLAIMS = [

@@ -318,6 +318,7 @@ def nested(levels: int, leaf: Any, wrap: Any = lambda inner: [inner]) -> Any:
     return leaf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda x: [x], lambda x: {"k": x}, lambda x: (x,), lambda x: {1: x}])
 def test_depth_is_bounded(wrap: Any) -> None:
     value = nested(MAX_DEPTH, 1, wrap)

@@ -396,6 +396,7 @@ def test_what_an_exception_holds_beside_its_words_may_be_lost_but_the_words_are_
     assert again.message == "x"
 
 
+@pytest.mark.slow
 def test_of_a_huge_failure_the_beginning_is_kept() -> None:
     payload = encode_error(ValueError("\x00" * 10_000_000))
     assert len(payload) < ERROR_LIMIT

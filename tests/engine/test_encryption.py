@@ -44,6 +44,7 @@ def test_nothing_of_the_payload_shows_and_no_two_are_alike() -> None:
     assert not any(b"4242" in blob for blob in blobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("payload", [b"", b'{"id": "p_1"}', b"abc" * 1000], ids=len)
 def test_every_cut_and_every_changed_byte_is_refused(payload: bytes) -> None:
     blob = CODEC.seal(Kind.VALUE, "json", payload, ID)

@@ -168,6 +168,7 @@ class QuickLane:
     def close(self) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["at once", "queued", "many"])
 def test_no_line_of_the_combiner_loses_the_lane_when_interrupted(how: str) -> None:
     lost = []

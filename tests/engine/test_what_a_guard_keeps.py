@@ -17,6 +17,7 @@ from tests.engine.driving import Engine
 from tests.engine.scripted import Gate
 
 
+@pytest.mark.slow
 def test_names_policies_and_types_made_at_run_time_do_not_pile_up() -> None:
     guard = Semel(MemoryStore(), sweep_every=None)
     for i in range(REMEMBERED * 2 + 10):

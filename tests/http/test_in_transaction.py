@@ -253,6 +253,7 @@ def test_a_refusal_is_remembered_without_its_rows(shop: Any) -> None:
     assert shop.rows() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [409, 429, 503])
 def test_an_answer_that_frees_the_key_leaves_nothing(shop: Any, status: int) -> None:
     shop.status = status

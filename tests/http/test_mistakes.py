@@ -264,6 +264,7 @@ def test_below_two_mounts_the_same_path_is_two_operations_and_a_likeness_is_none
 # -- what stays behind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["asgi", "wsgi"])
 def test_rules_that_are_made_for_each_request_are_not_kept(kind: str) -> None:
     around: Any = (

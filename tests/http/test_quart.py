@@ -455,6 +455,7 @@ class SlowStore(AsyncMemoryStore):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", [False, True], ids=["async def", "def"])
 @pytest.mark.parametrize("how", ["the server cancels", "the client hangs up"])
 def test_the_view_runs_once_whenever_its_request_is_given_up(how: str, plain: bool) -> None:

@@ -213,6 +213,7 @@ class TestFIFO(OnSQS):
         asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_service_that_does_not_answer_is_down() -> None:
     async def main() -> None:
         endpoint = "http://127.0.0.1:1"
@@ -256,6 +257,7 @@ def test_what_may_pass_is_tried_again(code: str) -> None:
     assert isinstance(result_of(ClientError({"Error": {"Code": code, "Message": "m"}}, "SendMessageBatch")), TryAgain)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     data=st.binary() | st.text().map(str.encode),

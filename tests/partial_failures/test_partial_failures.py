@@ -79,6 +79,7 @@ def test_the_table_is_true_in_memory(cell: Cell, in_memory: World) -> None:
     carry_out(cell, in_memory, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS, ids=named)
 def test_the_table_is_true_on_sqlite(cell: Cell, on_sqlite: World, nursery: Nursery) -> None:
     carry_out(cell, on_sqlite, nursery)

@@ -342,6 +342,7 @@ def test_without_a_table_nothing_runs(dynamodb: DynamoDBServer) -> None:
         assert Semel(store, sweep_every=None).run("ship", key=1, call=lambda: 1) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_is_unavailable_and_nothing_is_run() -> None:
     url = "dynamodb://eu-central-1/semel?endpoint=http://127.0.0.1:1"
     ran: list[int] = []

@@ -222,6 +222,7 @@ store.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_has_a_connection_of_its_own(tmp_path: Path) -> None:
     (parent,) = processes(FORKS, tmp_path / "records.db", number=1)
@@ -402,6 +403,7 @@ except StoreUnavailable as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", [False, True])
 def test_a_file_that_may_not_be_written_is_unavailable(folder: bool) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -84,6 +84,7 @@ def test_the_memory_stores_leases_do_not_follow_the_wall_clock(monkeypatch: pyte
     assert not isinstance(store.execute(claim("a", nonce=2)), Claimed)
 
 
+@pytest.mark.slow
 def test_an_attempt_that_its_adapter_forgot_is_not_kept_alive_for_ever() -> None:
     now = [1000.0]
     store = MemoryStore(clock=lambda: now[0])

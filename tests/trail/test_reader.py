@@ -9,7 +9,7 @@ import pytest
 
 from semel import ConfigurationError, MemoryStore
 from semel.core.keys import identity
-from semel.core.trail.minutes import MinuteCounter, bucket_end, bucket_of, quantile, sum_rows
+from semel.core.trail.minutes import MinuteCounter, bucket_end, bucket_of, minute_row, quantile, sum_rows
 from semel.core.trail.moments import ForgetTrail, KeepTrail, Links, Moment
 from semel.observe import events
 from semel.trail import TrailReader
@@ -38,7 +38,7 @@ def completed(key: str) -> events.Completed:
 
 
 def keep(*moments: Moment, writer: bytes = b"w" * 8, counter: MinuteCounter | None = None) -> KeepTrail:
-    rows = () if counter is None else tuple(counter.take_changed())
+    rows = () if counter is None else tuple(map(minute_row, counter.take_changed()))
     return KeepTrail(writer, moments, rows, 3600.0, 86400.0)
 
 
@@ -96,7 +96,7 @@ def test_a_quantile_is_right_to_a_tenth(seconds: float) -> None:
     counter = MinuteCounter()
     for _ in range(100):
         counter.add(NOON, "pay", "completed", seconds)
-    minutes = sum_rows([(row.at, row.route, row.kinds) for row in counter.take_changed()])
+    minutes = sum_rows([(row.at, row.route, row.kinds) for row in map(minute_row, counter.take_changed())])
     found = quantile(minutes, 0.99)
     assert found is not None
     assert abs(found - seconds) <= max(0.1 * seconds, 1e-6)

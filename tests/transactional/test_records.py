@@ -373,7 +373,13 @@ def test_a_database_of_the_version_before_is_migrated_and_its_records_are_replay
             conn.execute("INSERT INTO semel_migration (version, name) VALUES (%s, %s)", (number, name))
     with Semel(PostgresStore(postgres_url, listen=False), sweep_every=None) as guard:
         assert guard.run("pay", key="k1", call=lambda: "paid") == "paid"
-        assert migrate(postgres_url) == ["0005_transaction_calls", "0006_messages", "0007_trail", "0008_log"]
+        assert migrate(postgres_url) == [
+            "0005_transaction_calls",
+            "0006_messages",
+            "0007_trail",
+            "0008_log",
+            "0009_inbox_by_time",
+        ]
         check(postgres_url)
         with psycopg.connect(postgres_url) as conn:
             assert guard.run_in_transaction_outcome(conn, "pay", key="k1", call=lambda: "again").replayed

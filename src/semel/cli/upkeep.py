@@ -18,6 +18,7 @@ from semel.cli.commands import (
     positive,
     say,
     stop_on_signals,
+    ticking,
 )
 from semel.errors import NotMigrated, SchemaDrift, StoreURLError
 
@@ -59,6 +60,11 @@ def configure_migrate(parser: argparse.ArgumentParser) -> None:
         choices=("iam", "cloudformation", "terraform"),
         help="for DynamoDB: print the rights on the table, or the table itself, and change nothing",
     )
+    instead.add_argument(
+        "--partition-inbox",
+        action="store_true",
+        help="for PostgreSQL: divide the inbox by the time in its ids, for ids that are UUIDs of version 7",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
@@ -74,6 +80,8 @@ def migrate(args: argparse.Namespace) -> int:
             )
         print(render_template(args.text, args.url))
         return OK
+    if args.partition_inbox and not args.url.startswith("postgres"):
+        raise StoreURLError("--partition-inbox is for PostgreSQL: other databases divide no table by such ids")
     if not has_tables(args.url):
         open_store(args.url).close()  # connects to nothing, but checks the URL
         if args.json:
@@ -91,7 +99,12 @@ def migrate(args: argparse.Namespace) -> int:
             return FAILED
         print(as_json({"applied": [], "up_to_date": True}) if args.json else "up to date")
         return OK
-    applied = migrate_store(args.url)
+    with ticking("migrating"):
+        applied = migrate_store(args.url)
+        if args.partition_inbox:
+            from semel.stores.postgres import partition_inbox
+
+            applied += ["partitions of the inbox"] if partition_inbox(args.url) else []
     if args.json:
         print(as_json({"applied": applied, "up_to_date": True}))
         return OK
@@ -106,11 +119,23 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
     add_url(parser)
     parser.add_argument("--limit", type=positive, default=1000, metavar="N", help="records in one step (default: 1000)")
     parser.add_argument("--all", action="store_true", help="step after step, until nothing is left to remove")
+    parser.add_argument(
+        "--inbox-keep",
+        metavar="TIME",
+        help="also forget messages that consumers applied longer ago than this: the keep= of their inbox, such as 15d",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def sweep(args: argparse.Namespace) -> int:
-    removed = unknown = 0
+    from semel.core.messaging.messages import PurgeInbox
+    from semel.core.policy import seconds
+    from semel.stores.urls import has_outbox
+
+    removed = unknown = forgotten = 0
+    keep = None if args.inbox_keep is None else seconds(args.inbox_keep, "--inbox-keep")
+    if keep is not None and not has_outbox(args.url):
+        raise StoreURLError("--inbox-keep is for PostgreSQL, MySQL and SQLite: other stores have no inbox")
     progress = Progress()
     with open_guard(args.url) as guard, stop_on_signals() as stopping:
         try:
@@ -121,13 +146,22 @@ def sweep(args: argparse.Namespace) -> int:
                 progress.show(f"{removed:,} removed …")
                 if not args.all or swept.removed + swept.unknown < args.limit:
                     break
+            while keep is not None and not stopping.is_set():
+                gone = guard.store.execute(PurgeInbox(keep, args.limit))
+                forgotten += gone
+                progress.show(f"{forgotten:,} messages forgotten …")
+                if not args.all or gone < args.limit:
+                    break
         finally:
             progress.clear()
     if args.json:
-        print(as_json({"removed": removed, "unknown": unknown}))
+        messages = {} if keep is None else {"forgotten": forgotten}
+        print(as_json({"removed": removed, "unknown": unknown, **messages}))
         return INTERRUPTED if stopping.is_set() else OK
     records = "record" if removed == 1 else "records"
     print(f"removed {removed} expired {records}" + (f"; {unknown} became unknown" if unknown else ""))
+    if keep is not None:
+        print(f"forgot {forgotten} messages of the inbox")
     return INTERRUPTED if stopping.is_set() else OK
 
 

@@ -239,8 +239,11 @@ def _read_offsets(op: ReadOffsets, tables: _Tables) -> Program[dict[str, int]]:
 
 
 def _purge_inbox(op: PurgeInbox, tables: _Tables) -> Program[int]:
-    keep = tables.span(op.keep)
-    gone = tables.count((yield from tables.ask("purge", keep=keep, most=op.limit)))
+    keep, gone = tables.span(op.keep), None
+    if tables.dialect == "postgresql":
+        gone = (yield from tables.ask("tend", keep=keep, most=op.limit))[0][0]
+    if gone is None:  # the inbox is not divided by time
+        gone = tables.count((yield from tables.ask("purge", keep=keep, most=op.limit)))
     yield from tables.ask("purge_starts", keep=keep)
     return gone
 

@@ -78,33 +78,39 @@ SQLITE: Final = Schema(
     ),
 )
 
+_FIXED: Final = "c.oid NOT IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = to_regclass('semel_inbox'))"
+"""The partitions of the inbox come and go with time."""
 POSTGRES: Final = Schema(
     folder="postgres",
     # The limit is set after the migrators' lock is taken: they may wait for each other as long as it takes.
     begin=("BEGIN", f"SELECT pg_advisory_xact_lock({_LOCK_KEY})", f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"),
     ledger="CREATE TABLE IF NOT EXISTS semel_migration (version integer NOT NULL PRIMARY KEY, name text NOT NULL)",
     has_ledger="SELECT 1 WHERE to_regclass('semel_migration') IS NOT NULL",
-    describe="""
+    describe=f"""
         SELECT 'column', c.relname || '.' || a.attname,
                format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull THEN ' not null' ELSE '' END
                    || coalesce(' default ' || pg_get_expr(d.adbin, d.adrelid), '') || ' storage ' || a.attstorage::text
         FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
         LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
-        WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r' AND c.relname LIKE 'semel\\_%'
+        WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p') AND c.relname LIKE 'semel\\_%'
+          AND {_FIXED}
           AND a.attnum > 0 AND NOT a.attisdropped
         UNION ALL
         SELECT 'index', i.relname, regexp_replace(pg_get_indexdef(i.oid), ' ON (ONLY )?[^ ]+\\.', ' ON ')
         FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class c ON c.oid = x.indrelid
         WHERE c.relnamespace = current_schema()::regnamespace AND c.relname LIKE 'semel\\_%' AND x.indisvalid
+          AND {_FIXED}
         UNION ALL
         SELECT 'constraint', k.conname, pg_get_constraintdef(k.oid)
         FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
         WHERE c.relnamespace = current_schema()::regnamespace AND c.relname LIKE 'semel\\_%'
+          AND {_FIXED}
           AND k.contype IN ('p', 'u', 'c', 'f')
         UNION ALL
         SELECT 'options', c.relname, coalesce(array_to_string(c.reloptions, ','), '')
         FROM pg_class c
-        WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r' AND c.relname LIKE 'semel\\_%'
+        WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p') AND c.relname LIKE 'semel\\_%'
+          AND {_FIXED}
         UNION ALL
         SELECT 'function', p.proname, pg_get_function_arguments(p.oid)
                || coalesce(' returns ' || pg_get_function_result(p.oid), '') || ' ' || p.provolatile::text || ' '

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from semel.core.policy import Duration, seconds
-from semel.core.trail.minutes import MINUTE, MinuteCounter, MinuteRow
+from semel.core.trail.minutes import MINUTE, MinuteCounter, RouteCounts, minute_row
 from semel.core.trail.moments import (
     SHAPES,
     ForgetTrail,
@@ -181,18 +181,19 @@ class Trail:
         """Write one batch. Returns whether there was anything to write."""
         now = monotonic()
         with self._lock:
-            rows: list[MinuteRow] = []
+            counts: list[RouteCounts] = []
             if now >= self._counts_due:
-                rows = self._counter.take_changed()
+                counts = self._counter.take_changed()
                 self._counter.forget(time() - MINUTE)
                 self._counts_due = now + self._interval / 2
             count = 0 if self._pending else min(BATCH, len(self._queue))
             taken = [self._queue.popleft() for _ in range(count)]
         if taken:
             self._pending = tuple(self._moment(at, event) for at, event in taken)
-        if not (rows or self._pending):
+        if not (counts or self._pending):
             return False
-        op = KeepTrail(self._writer, self._pending, tuple(rows), self._keep, self._keep_minutes)
+        rows = tuple(map(minute_row, counts))
+        op = KeepTrail(self._writer, self._pending, rows, self._keep, self._keep_minutes)
         try:
             self._open_store().execute(op)
         except BaseException:
@@ -214,8 +215,10 @@ class Trail:
     def _forget(self) -> None:
         """Remove what is old: more than was written since the last time, so that the history does not grow."""
         self._forget_due = monotonic() + FORGET_EVERY
-        limit, self._written = 2 * self._written + BATCH, 0
-        self._open_store().execute(ForgetTrail(self._keep, self._keep_minutes, limit))
+        left, self._written = 2 * self._written + BATCH, 0
+        store, op = self._open_store(), ForgetTrail(self._keep, self._keep_minutes, BATCH)
+        while left > 0 and store.execute(op) >= BATCH:  # small steps: others wait for the locks of each
+            left -= BATCH
 
     def _open_store(self) -> Store:
         if self._store is None:

@@ -20,6 +20,8 @@ MOST_ROUTES: Final = 1000
 _LAST_BUCKET: Final = 160
 """It ends at twelve days; what takes longer is in it too."""
 
+RouteCounts: TypeAlias = tuple[int, str, list[tuple[str, float, float, dict[int, int]]]]
+"""A minute, a route, and for each kind: how often, seconds in all, and the buckets."""
 _Count: TypeAlias = list[int]
 """How often, microseconds in all, and then each bucket with its own count: flat, to be short in JSON."""
 
@@ -101,10 +103,13 @@ class MinuteCounter:
             buckets[bucket] = buckets.get(bucket, 0) + 1
         self._changed.add((minute, route))
 
-    def take_changed(self) -> list[MinuteRow]:
-        """Return the rows that have changed since the last time."""
+    def take_changed(self) -> list[RouteCounts]:
+        """Return a copy of the counts that have changed since the last time. ``minute_row`` makes rows of them."""
         changed, self._changed = self._changed, set()
-        return [self._row(at, route) for at, route in sorted(changed)]
+        return [
+            (at, route, [(kind, count, took, b.copy()) for kind, ((count, took), b) in self._counts[at][route].items()])
+            for at, route in changed
+        ]
 
     def put_back(self, rows: Iterable[MinuteRow]) -> None:
         """Take rows as changed that could not be written."""
@@ -116,14 +121,16 @@ class MinuteCounter:
         for at in [at for at in self._counts if at + MINUTE <= before and at not in waiting]:
             del self._counts[at]
 
-    def _row(self, at: int, route: str) -> MinuteRow:
-        kinds = self._counts[at][route]
-        packed = {
-            kind: [int(count), round(seconds * 1e6), *(number for pair in buckets.items() for number in pair)]
-            for kind, ((count, seconds), buckets) in kinds.items()
-        }
-        total = sum(count[0] for count in packed.values())
-        return MinuteRow(at, route, total, json.dumps(packed, separators=(",", ":")))
+
+def minute_row(counts: RouteCounts) -> MinuteRow:
+    """Return the row of a writer for one route and minute."""
+    at, route, kinds = counts
+    packed = {
+        kind: [int(count), round(seconds * 1e6), *(number for pair in buckets.items() for number in pair)]
+        for kind, count, seconds, buckets in kinds
+    }
+    total = sum(count[0] for count in packed.values())
+    return MinuteRow(at, route, total, json.dumps(packed, separators=(",", ":")))
 
 
 def sum_rows(rows: Iterable[tuple[int, str, str]]) -> tuple[Minute, ...]:

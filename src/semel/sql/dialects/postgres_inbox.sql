@@ -46,6 +46,9 @@ DELETE FROM semel_inbox WHERE (consumer, id) IN (
     ORDER BY received LIMIT :most::integer FOR UPDATE SKIP LOCKED
 ) RETURNING 1
 
+-- name: tend (writes)
+SELECT semel_tend_inbox(:keep::float8, :most::integer)
+
 -- name: purge_starts (writes)
 DELETE FROM semel_inbox_start WHERE last < {{now}} - :keep::float8 * interval '1 second'
 

@@ -20,7 +20,7 @@ from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import aio as sql
 from semel.sql.dialects.postgres import WatchRecord
-from semel.sql.migrations import POSTGRES
+from semel.sql.migrations import POSTGRES, statement
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
 
@@ -41,6 +41,19 @@ async def migrate_async(url: str, *, driver: DriverName | None = None) -> list[s
     connection = await chosen.connect(PostgresSettings.for_migration(url))
     try:
         return await sql.migrate_async(connection, POSTGRES)
+    finally:
+        await chosen.close(connection)
+
+
+async def partition_inbox_async(url: str, *, driver: DriverName | None = None) -> bool:
+    """Divide the inbox by the time in its ids, if they are UUIDs of version 7. Returns whether it was not divided yet.
+
+    Old messages are then forgotten by dropping a table, and not by deleting rows. Consumers wait meanwhile.
+    """
+    chosen = driver_named(driver)  # sync: chosen = Psycopg()
+    connection = await chosen.connect(PostgresSettings.for_migration(url))
+    try:
+        return bool((await connection.execute(statement("SELECT semel_partition_inbox()")))[0][0])
     finally:
         await chosen.close(connection)
 

@@ -15,7 +15,7 @@ from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import sync as sql
 from semel.sql.dialects.postgres import WatchRecord
-from semel.sql.migrations import POSTGRES
+from semel.sql.migrations import POSTGRES, statement
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
 from semel.stores.postgres.connections import PostgresSettings, Psycopg, open_listener
@@ -34,6 +34,19 @@ def migrate(url: str) -> list[str]:
     connection = chosen.connect(PostgresSettings.for_migration(url))
     try:
         return sql.migrate(connection, POSTGRES)
+    finally:
+        chosen.close(connection)
+
+
+def partition_inbox(url: str) -> bool:
+    """Divide the inbox by the time in its ids, if they are UUIDs of version 7. Returns whether it was not divided yet.
+
+    Old messages are then forgotten by dropping a table, and not by deleting rows. Consumers wait meanwhile.
+    """
+    chosen = Psycopg()
+    connection = chosen.connect(PostgresSettings.for_migration(url))
+    try:
+        return bool(connection.execute(statement("SELECT semel_partition_inbox()"))[0][0])
     finally:
         chosen.close(connection)
 
