@@ -12,7 +12,7 @@ from bench.contest import Match
 from bench.http_wire import WireMatch
 from bench.inbox import BATCH, WITH_THE_INBOX
 from bench.large import EXPIRIES, JOBS, Large
-from bench.memory import Cost
+from bench.memory import EVENTS, WITH_METRICS, Cost
 from bench.outbox import IN_A_STREAM, WITH_A_MESSAGE
 from bench.redis import STORE_ALONE
 from bench.relay import ONE_RELAY, PRODUCER
@@ -21,6 +21,8 @@ from bench.transactional import IN_THE_CALLERS, ONE_STATEMENT, OPENED_BY_SEMEL
 
 __all__ = ["Verdict", "judge", "judge_large"]
 
+METRICS: Final = 3.0
+"""Microseconds for each event."""
 POSTGRES: Final = 0.8
 SQLITE: Final = 5.0
 TRANSACTIONAL: Final = {
@@ -97,11 +99,15 @@ def judge(costs: Sequence[Cost], matches: Iterable[Match], callers: int) -> list
 
 
 def _in_process(costs: Sequence[Cost]) -> list[Verdict]:
-    """On the memory store a call is cheaper than with any peer."""
+    """On the memory store a call is cheaper than with any peer, and metrics cost little."""
     ours = {(cost.job, cost.shell): cost.microseconds for cost in costs if cost.name == "Semel"}
     found = []
     for peer in costs:
-        if peer.name not in ("Semel", "unprotected"):
+        if peer.name == WITH_METRICS:
+            each = (peer.microseconds - ours[peer.job, peer.shell]) / EVENTS[peer.job]
+            aim = f"metrics for Prometheus, {peer.job}: less than {METRICS:g} µs for each event"
+            found.append(Verdict(aim, each, "µs", each < METRICS))
+        elif peer.name not in ("Semel", "unprotected"):
             times = ours[peer.job, peer.shell] / peer.microseconds
             aim = f"engine overhead, memory store, {peer.shell}, {peer.job}: less than {peer.name}"
             found.append(Verdict(aim, times, "×", times < 1))

@@ -8,6 +8,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,22 @@ def test_every_command_has_json() -> None:
         for each in [each for below in inner for each in below] or [parser]:
             options = {option for action in each._actions for option in action.option_strings}
             assert "--json" in options or name in ("completions", "console"), name
+
+
+def test_a_long_migration_says_for_how_long_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = Terminal()
+
+    def migrate(url: str) -> list[str]:
+        while "migrating … 1 s" not in screen.getvalue():
+            time.sleep(0.01)
+        return []
+
+    monkeypatch.setattr("semel.stores.urls.migrate_store", migrate)
+    monkeypatch.setattr("sys.stderr", screen)
+    assert main(["migrate", f"sqlite:///{tmp_path / 'new.db'}"]) == 0
+    assert screen.getvalue().endswith("\r\x1b[K")
 
 
 def test_upkeep_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,6 +164,34 @@ def test_signals_reach_the_command(jobs: Jobs) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.slow
+def test_one_that_was_paused_gets_the_outcome_of_its_successor(jobs: Jobs) -> None:
+    script = f'test "$SEMEL_ATTEMPT" = 2 && exit 4; {WAITS}'
+    options = ("--lease", "1s", "--remember-failures")
+    first = jobs.start(script, *options)
+    until((jobs.folder / "pid").exists)
+    first.send_signal(signal.SIGSTOP)
+    assert jobs.run(script, *options, "--wait", "60s")[0] == 4
+    (jobs.folder / "gate").touch()
+    until(lambda: not is_alive(jobs.pid()))
+    first.send_signal(signal.SIGCONT)
+    out, err = first.communicate(timeout=PATIENCE)
+    assert (first.returncode, out) == (4, b"finished\n")
+    assert b"another process took over" in err
+    assert jobs.run(script, *options)[:2] == (4, b"")
+
+
+@pytest.mark.process
+def test_whoever_reads_the_output_may_go(jobs: Jobs) -> None:
+    process = jobs.start(f"{RUNS} while [ ! -e gate ]; do sleep 0.02; done; yes | head -c 300000; exit 3")
+    until((jobs.folder / "pid").exists)
+    assert process.stdout is not None
+    process.stdout.close()
+    (jobs.folder / "gate").touch()
+    assert process.wait(PATIENCE) == 3
+
+
+@pytest.mark.process
 def test_output_is_remembered_up_to_a_bound(jobs: Jobs) -> None:
     script = "yes | head -c 5000"
     code, out, err = jobs.run(script, "--max-output", "1kB")

@@ -123,9 +123,10 @@ class _Group(Server):
         raise NotImplementedError
 
     def stop(self) -> None:
-        if self.members:
-            with ThreadPoolExecutor(len(self.members)) as pool:
-                list(pool.map(lambda member: member.stop(), self.members))
+        members, self.members = self.members, []  # it may be started again, with others
+        if members:
+            with ThreadPoolExecutor(len(members)) as pool:
+                list(pool.map(lambda member: member.stop(), members))
 
     def log_tail(self, lines: int = 40) -> str:
         return "\n".join(f"--- {member.port}\n{member.log_tail(lines // 4)}" for member in self.members)

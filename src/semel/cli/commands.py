@@ -15,6 +15,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -169,6 +170,27 @@ class Progress:
         if self._shown:
             self._shown = False
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def ticking(text: str) -> Iterator[None]:
+    """Show on a terminal for how long something has been running that cannot say how far it is."""
+    began, progress, ended = time.monotonic(), Progress(), threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(0.5):
+            progress.show(f"{text} … {time.monotonic() - began:.0f} s")
+
+    thread = threading.Thread(target=tick, name="semel-ticking", daemon=True)
+    if sys.stderr.isatty():
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread.is_alive():
+            thread.join()
+        progress.clear()
 
 
 def has_colour(file: TextIO) -> bool:

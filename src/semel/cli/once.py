@@ -13,10 +13,10 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 from semel.cli.commands import Command, add_url, as_json, say
 from semel.errors import InProgress, KeyExpired, KeyReused, OutcomeUnknown, PolicyError, SemelError
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         return result
 
     try:
-        with Semel(open_store(args.url), sweep_every=None) as guard:
+        with runner, Semel(open_store(args.url), sweep_every=None) as guard:
             outcome = guard.run_outcome(
                 args.operation,
                 key=args.key,
@@ -165,6 +165,8 @@ class _Runner:
         self._dropped = 0
         self._output: list[tuple[int, bytes]] = []
         self._lock = threading.Lock()
+        self._signals = ExitStack()
+        """Restores the handlers of signals."""
         self.ran = False
 
     def run(self, environment: dict[str, str]) -> dict[str, Any]:
@@ -191,13 +193,33 @@ class _Runner:
             threading.Thread(target=self._copy, args=(1, process.stdout, sys.stdout.buffer), daemon=True),
             threading.Thread(target=self._copy, args=(2, process.stderr, sys.stderr.buffer), daemon=True),
         ]
-        with _forwarding(process, at_a_terminal):
-            for reader in readers:
-                reader.start()
-            code = process.wait()
-            for reader in readers:
-                reader.join(_LINGER)
+        self._forward_signals(process, at_a_terminal)
+        for reader in readers:
+            reader.start()
+        code = process.wait()
+        for reader in readers:
+            reader.join(_LINGER)
         return self._result(code if code >= 0 else 128 - code)
+
+    def _forward_signals(self, process: subprocess.Popen[bytes], at_a_terminal: bool) -> None:
+        """Pass signals on to the command, which decides what to do. Later ones are ignored until the outcome is stored:
+        otherwise the command would run again although it has ended.
+        """
+
+        def forward(number: int, frame: FrameType | None) -> None:
+            if process.returncode is not None or (at_a_terminal and number in _BY_THE_TERMINAL):
+                return
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number) if at_a_terminal else os.killpg(process.pid, number)
+
+        for number in _FORWARDED:
+            self._signals.callback(signal.signal, number, signal.signal(number, forward))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self._signals.close()
 
     def _copy(self, fd: int, source: Any, target: BinaryIO) -> None:
         with source:
@@ -206,8 +228,10 @@ class _Runner:
 
     def _take(self, fd: int, chunk: bytes, target: BinaryIO) -> None:
         if not self._quiet:
-            with suppress(OSError):  # whoever reads our output is gone: the command goes on
+            try:
                 _write(target, chunk)
+            except BrokenPipeError:  # whoever reads our output is gone: the command goes on
+                os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
         with self._lock:
             kept = chunk[: self._left]
             self._left -= len(kept)
@@ -220,24 +244,6 @@ class _Runner:
     def _result(self, code: int) -> dict[str, Any]:
         with self._lock:
             return {"code": code, "output": list(self._output), "dropped": self._dropped}
-
-
-@contextmanager
-def _forwarding(process: subprocess.Popen[bytes], at_a_terminal: bool) -> Iterator[None]:
-    """Pass signals on to the command. It decides; we wait for it."""
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        if at_a_terminal and number in _BY_THE_TERMINAL:
-            return
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, number) if at_a_terminal else os.killpg(process.pid, number)
-
-    before = [(number, signal.signal(number, forward)) for number in _FORWARDED]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 def _dies_with(parent: int) -> Callable[[], None] | None:

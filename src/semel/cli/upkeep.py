@@ -18,6 +18,7 @@ from semel.cli.commands import (
     positive,
     say,
     stop_on_signals,
+    ticking,
 )
 from semel.errors import NotMigrated, SchemaDrift, StoreURLError
 
@@ -98,11 +99,12 @@ def migrate(args: argparse.Namespace) -> int:
             return FAILED
         print(as_json({"applied": [], "up_to_date": True}) if args.json else "up to date")
         return OK
-    applied = migrate_store(args.url)
-    if args.partition_inbox:
-        from semel.stores.postgres import partition_inbox
+    with ticking("migrating"):
+        applied = migrate_store(args.url)
+        if args.partition_inbox:
+            from semel.stores.postgres import partition_inbox
 
-        applied += ["partitions of the inbox"] if partition_inbox(args.url) else []
+            applied += ["partitions of the inbox"] if partition_inbox(args.url) else []
     if args.json:
         print(as_json({"applied": applied, "up_to_date": True}))
         return OK
