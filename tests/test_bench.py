@@ -241,9 +241,9 @@ def test_batches_of_the_inbox_are_measured_beside_their_effects_alone(postgres_u
 def test_a_relay_is_measured_beside_a_bare_loop(postgres_url: str) -> None:
     found = measured("relay", postgres_url)
     (match,) = found["matches"]
-    assert len(match["standings"]) - len(peers(match)) == 3
+    assert len(match["standings"]) - len(peers(match)) == 5
     assert "from the commit" in match["notes"][0]
-    assert len(found["aims"]) == 1
+    assert len(found["aims"]) == 2
 
 
 def test_a_relay_to_kafka_is_measured_beside_its_library(postgres_url: str, kafka: KafkaServer) -> None:
