@@ -12,15 +12,17 @@ from bench.contest import Match
 from bench.http_wire import WireMatch
 from bench.inbox import BATCH, WITH_THE_INBOX
 from bench.large import EXPIRIES, JOBS, Large
-from bench.memory import Cost
+from bench.memory import EVENTS, WITH_METRICS, Cost
 from bench.outbox import IN_A_STREAM, WITH_A_MESSAGE
 from bench.redis import STORE_ALONE
-from bench.relay import ONE_RELAY, PRODUCER
+from bench.relay import IN_A_LOG, ONE_RELAY, PRODUCER
 from bench.sqlite import ONE_COMMIT_PER_OP
 from bench.transactional import IN_THE_CALLERS, ONE_STATEMENT, OPENED_BY_SEMEL
 
 __all__ = ["Verdict", "judge", "judge_large"]
 
+METRICS: Final = 3.0
+"""Microseconds for each event."""
 POSTGRES: Final = 0.8
 SQLITE: Final = 5.0
 TRANSACTIONAL: Final = {
@@ -38,7 +40,7 @@ OUTBOX: Final = 0.55
 """What is left of the unprotected transaction's rate when it adds a message."""
 INBOX: Final = 20_000
 """Messages in a second."""
-RELAY: Final = 20_000
+RELAY: Final = {ONE_RELAY: 20_000, IN_A_LOG: 100_000}
 """Messages a second."""
 KAFKA: Final = 0.5
 """The rate of the library alone, and what is left of it."""
@@ -97,11 +99,15 @@ def judge(costs: Sequence[Cost], matches: Iterable[Match], callers: int) -> list
 
 
 def _in_process(costs: Sequence[Cost]) -> list[Verdict]:
-    """On the memory store a call is cheaper than with any peer."""
+    """On the memory store a call is cheaper than with any peer, and metrics cost little."""
     ours = {(cost.job, cost.shell): cost.microseconds for cost in costs if cost.name == "Semel"}
     found = []
     for peer in costs:
-        if peer.name not in ("Semel", "unprotected"):
+        if peer.name == WITH_METRICS:
+            each = (peer.microseconds - ours[peer.job, peer.shell]) / EVENTS[peer.job]
+            aim = f"metrics for Prometheus, {peer.job}: less than {METRICS:g} µs for each event"
+            found.append(Verdict(aim, each, "µs", each < METRICS))
+        elif peer.name not in ("Semel", "unprotected"):
             times = ours[peer.job, peer.shell] / peer.microseconds
             aim = f"engine overhead, memory store, {peer.shell}, {peer.job}: less than {peer.name}"
             found.append(Verdict(aim, times, "×", times < 1))
@@ -157,9 +163,16 @@ def _with_messages(match: Match) -> list[Verdict]:
 
 
 def _of_relay(match: Match) -> list[Verdict]:
-    (rate,) = (one.rate for one in match.standings() if one.name == ONE_RELAY)
-    aim = f"{match.title}: at least {RELAY:,} messages a second to a broker that takes 5 ms for a batch"
-    return [Verdict(aim, rate, "/s", rate >= RELAY)]
+    rates = {one.name: one.rate for one in match.standings()}
+    return [
+        Verdict(
+            f"{match.title}, {name}: at least {least:,} a second to a broker that takes 5 ms for a batch",
+            rates[name],
+            "/s",
+            rates[name] >= least,
+        )
+        for name, least in RELAY.items()
+    ]
 
 
 def _to_kafka(match: Match) -> list[Verdict]:

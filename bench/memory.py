@@ -7,15 +7,22 @@ import statistics
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter
-from typing import Any
+from time import thread_time
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
 
 from bench import guarded, job, peer
 from bench.contest import Contestant, Match, Pace
 from bench.turns import threads
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
+from semel.observe.prometheus import PrometheusMetrics
 
-__all__ = ["Cost", "matches", "overhead"]
+__all__ = ["WITH_METRICS", "Cost", "matches", "overhead"]
+
+WITH_METRICS: Final = "Semel with Prometheus"
+EVENTS: Final = {"first": 2, "replay": 1}
+"""How many events a call has."""
 
 
 @contextmanager
@@ -64,8 +71,9 @@ class Cost:
 
 
 def overhead(pace: Pace, progress: Callable[[str], object]) -> list[Cost]:
-    """One caller, the garbage collector on, as in a service."""
+    """One caller, the garbage collector on, as in a service. The time of the processor: nothing here waits."""
     guard, async_guard = Semel(MemoryStore(), sweep_every=None), AsyncSemel(AsyncMemoryStore(), sweep_every=None)
+    counted = Semel(MemoryStore(), sweep_every=None, on_event=PrometheusMetrics(CollectorRegistry()))
     aws = peer.powertools()
 
     def bare(key: str) -> object:
@@ -77,6 +85,9 @@ def overhead(pace: Pace, progress: Callable[[str], object]) -> list[Cost]:
     def semel(key: str) -> object:
         return guard.run(job.OPERATION, key=key, call=job.handler)
 
+    def semel_with_metrics(key: str) -> object:
+        return counted.run(job.OPERATION, key=key, call=job.handler)
+
     async def async_semel(key: str) -> object:
         return await async_guard.run(job.OPERATION, key=key, call=job.async_handler)
 
@@ -86,6 +97,7 @@ def overhead(pace: Pace, progress: Callable[[str], object]) -> list[Cost]:
         for kind in ("first", "replay"):
             costs.append((Cost("unprotected", kind, "sync"), _timed(bare)))
             costs.append((Cost("Semel", kind, "sync"), _timed(semel)))
+            costs.append((Cost(WITH_METRICS, kind, "sync"), _timed(semel_with_metrics)))
             if aws is not None:
                 costs.append((Cost(peer.NAME, kind, "sync"), _timed(aws)))
             costs.append((Cost("unprotected", kind, "async"), timed_async(async_bare)))
@@ -105,10 +117,10 @@ def overhead(pace: Pace, progress: Callable[[str], object]) -> list[Cost]:
 
 def _timed(call: Callable[[str], object]) -> Callable[[list[str]], float]:
     def measure(keys: list[str]) -> float:
-        began = perf_counter()
+        began = thread_time()
         for key in keys:
             call(key)
-        return perf_counter() - began
+        return thread_time() - began
 
     return measure
 
@@ -118,10 +130,10 @@ def _timed_async(
 ) -> Callable[[Callable[[str], Awaitable[object]]], Callable[[list[str]], float]]:
     def timed(call: Callable[[str], Awaitable[object]]) -> Callable[[list[str]], float]:
         async def measure(keys: list[str]) -> float:
-            began = perf_counter()
+            began = thread_time()
             for key in keys:
                 await call(key)
-            return perf_counter() - began
+            return thread_time() - began
 
         return lambda keys: runner.run(measure(keys))
 

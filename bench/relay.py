@@ -18,15 +18,17 @@ from bench.contest import Contestant, Match
 from bench.peer_outboxes import FASTSTREAM, TXOUTBOX, faststream_relay, txoutbox_relay
 from bench.turns import Turn
 from semel import AsyncPostgresStore, PostgresStore
-from semel.core.messaging.messages import Message, attributes, lane_of
-from semel.messaging import AsyncOutbox, AsyncRelay, Relay
+from semel.core.messaging.messages import Message, OutboxMode, attributes, lane_of
+from semel.core.messaging.relaying import LOG_BATCHES
+from semel.messaging import AsyncOutbox, AsyncRelay, Outbox, Relay
 from semel.messaging.brokers.kafka import KafkaBroker
 from semel.messaging.ports import Broker, Capabilities, Sent
 from semel.stores.postgres import migrate
 
-__all__ = ["ONE_RELAY", "PRODUCER", "kafka_matches", "matches"]
+__all__ = ["IN_A_LOG", "ONE_RELAY", "PRODUCER", "kafka_matches", "matches"]
 
 ONE_RELAY: Final = "one relay, asyncio"
+IN_A_LOG: Final = "one relay, asyncio, mode log"
 PRODUCER: Final = "confluent-kafka alone"
 BROKER: Final = 0.005
 """Seconds that the broker takes for a batch."""
@@ -41,6 +43,12 @@ SELECT (i - 1) / %s + 1, now(), now(), s.lane, 0, 0, gen_random_uuid()::text, 'p
 FROM generate_series(1, %s) AS i
 JOIN unnest(%s::text[], %s::integer[]) WITH ORDINALITY AS s (name, lane, number) ON s.number = (i - 1) %% %s + 1
 ORDER BY i
+"""
+_APPEND: Final = """
+SELECT count(semel_add(gen_random_uuid()::text, 'paid', '{"order":1}', '/bench', '', s.name, '', 'application/json',
+    '{"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}', 0, 0))
+FROM generate_series(1, %s) AS i
+JOIN unnest(%s::text[]) WITH ORDINALITY AS s (name, number) ON s.number = (i - 1) %% %s + 1
 """
 _TAKE: Final = f"""
 DELETE FROM semel_outbox WHERE position IN (SELECT position FROM semel_outbox ORDER BY position LIMIT {BATCH})
@@ -127,6 +135,8 @@ def matches(url: str) -> Iterator[list[Match]]:
             ),
             Contestant(ONE_RELAY, "first", 1, _turn(connection, lambda: _drain_async(url))),
             Contestant("one relay, threads", "first", 1, _turn(connection, lambda: _drain(url))),
+            Contestant(IN_A_LOG, "first", 1, _turn_of_log(connection, url, "log")),
+            Contestant("one relay, asyncio, mode wal", "first", 1, _turn_of_log(connection, url, "wal")),
         ]
         peers = {
             TXOUTBOX: txoutbox_relay(url, connection, BATCH, STREAMS, BROKER),
@@ -154,6 +164,29 @@ def _turn(connection: Any, empty: Any) -> Turn:
     return turn
 
 
+def _turn_of_log(connection: Any, url: str, mode: OutboxMode) -> Turn:
+    streams = [f"order-{number}" for number in range(STREAMS)]
+
+    def switch(to: OutboxMode) -> None:
+        store = PostgresStore(url, listen=False)
+        Outbox(store).switch(to)
+        store.close()
+
+    def turn(seconds: float) -> float:
+        count = max(2 * BATCH * LOG_BATCHES, int(seconds * 100_000))
+        switch(mode)
+        connection.execute(_APPEND, (count, streams, STREAMS))
+        connection.execute("ANALYZE semel_log")
+        began = perf_counter()
+        sent = _drain_async(url)
+        rate = count / (perf_counter() - began)
+        assert sent == count
+        switch("queue")
+        return rate
+
+    return turn
+
+
 def _by_hand(url: str) -> None:
     import asyncpg
 
@@ -172,13 +205,14 @@ def _drain(url: str) -> None:
     store.close()
 
 
-def _drain_async(url: str, broker: Broker | None = None) -> None:
-    async def drain() -> None:
+def _drain_async(url: str, broker: Broker | None = None) -> int:
+    async def drain() -> int:
         store = AsyncPostgresStore(url, driver="asyncpg", listen=False)
-        await AsyncRelay(store, broker or SlowBroker(), batch=BATCH).drain()
+        report = await AsyncRelay(store, broker or SlowBroker(), batch=BATCH).drain()
         await store.close()
+        return report.sent
 
-    asyncio.run(drain())
+    return asyncio.run(drain())
 
 
 async def _latency(url: str) -> str:

@@ -17,7 +17,7 @@ from bench.aims import judge, judge_large
 from bench.contest import Contestant, Match, Pace
 from bench.large import JOBS, Large, Measured
 from bench.large_postgres import FullPostgres
-from bench.memory import Cost
+from bench.memory import WITH_METRICS, Cost
 from bench.peer_outboxes import FASTSTREAM, TXOUTBOX
 from bench.transactional import BARE, BY_HAND, IN_THE_CALLERS, LEASED, ONE_STATEMENT, OPENED_BY_SEMEL
 from tests.servers import KafkaServer, PostgresServer, RedisServer, ServerMissing
@@ -196,8 +196,9 @@ def test_a_call_in_process_is_to_be_cheaper_than_a_peer() -> None:
         Cost("Semel", "first", "sync", [16.0], 15.0),
         Cost("Semel", "first", "async", [16.0], 15.0),
         Cost("peer", "first", "sync", [30.5], 30.0),
+        Cost(WITH_METRICS, "first", "sync", [20.0], 20.0),
     ]
-    assert [(verdict.figure, verdict.met) for verdict in judge(costs, [], 32)] == [(0.5, True)]
+    assert [(verdict.figure, verdict.met) for verdict in judge(costs, [], 32)] == [(0.5, True), (2.5, True)]
 
 
 @pytest.mark.slow
@@ -240,9 +241,9 @@ def test_batches_of_the_inbox_are_measured_beside_their_effects_alone(postgres_u
 def test_a_relay_is_measured_beside_a_bare_loop(postgres_url: str) -> None:
     found = measured("relay", postgres_url)
     (match,) = found["matches"]
-    assert len(match["standings"]) - len(peers(match)) == 3
+    assert len(match["standings"]) - len(peers(match)) == 5
     assert "from the commit" in match["notes"][0]
-    assert len(found["aims"]) == 1
+    assert len(found["aims"]) == 2
 
 
 def test_a_relay_to_kafka_is_measured_beside_its_library(postgres_url: str, kafka: KafkaServer) -> None:

@@ -214,10 +214,10 @@ def test_a_forked_child_has_its_own_entries(journal: Journal) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_closed_journal_leaves_the_files_of_a_forked_child_alone(path: Path) -> None:
+    reader, writer = os.pipe()  # before the number is free: neither end may have it
     journal = Journal(path)
     number = journal._presence._file
     journal.close()
-    reader, writer = os.pipe()
     os.dup2(reader, number)  # the number of the closed file is given to another one
     pid = os.fork()
     if pid == 0:  # pragma: no cover
@@ -229,8 +229,8 @@ def test_a_closed_journal_leaves_the_files_of_a_forked_child_alone(path: Path) -
     os.waitpid(pid, 0)
     os.close(writer)
     assert os.read(reader, 1) == b"1"
-    for end in {reader, number}:
-        os.close(end)
+    os.close(reader)
+    os.close(number)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from semel.console import words
 from semel.console.charts import bars, sparkline
 from semel.console.figures import summarize
-from semel.console.story import hops, tell, words_for
+from semel.console.story import hops, tell, with_lost_attempt, words_for
 from semel.observe.events import EVENTS
 from semel.trail import Minute, Moment
 
@@ -57,6 +57,18 @@ def test_hops_stand_below_the_one_that_called_them() -> None:
     ]  # fmt: skip
     circle = [("shop", moment(1, 1, "started", "pay", 9, key=key(9), parent=key(9)))]
     assert hops(circle, b"")[0]["depth"] == 6
+
+
+def test_the_attempt_of_a_killed_process_is_told_by_its_record() -> None:
+    id = bytes([1]) * 16
+    later = [("shop", moment(5, 1, "taken_over", "pay")), ("shop", moment(6, 1, "completed", "pay"))]
+    told = with_lost_attempt(later, "shop", id, 2.0, 2)
+    assert [(each.kind, each.at, each.attempt) for _, each in told][:2] == [("lost", 2.0, 1), ("taken_over", 5, 1)]
+    assert "left no trace" in tell("lost", 1, {})[0]
+    known = [("shop", moment(1, 1, "started", "pay")), *later]
+    assert with_lost_attempt(known, "shop", id, 1.0, 2) == known
+    assert with_lost_attempt(later, "shop", id, 2.0, 1) == later
+    assert with_lost_attempt([], "shop", id, 2.0, 2) == []
 
 
 def minute(ago: int, kind: str, count: int, route: str = "pay", buckets: dict[int, int] | None = None) -> Minute:

@@ -386,13 +386,21 @@ def test_asyncio_timeout_works_wherever_it_strikes(play: Any, op: Any) -> None:
                 raise Boom
             return "answer"
 
+        async def strike(timeout: asyncio.Timeout) -> None:
+            await reached.seen.passed()
+            timeout.reschedule(asyncio.get_running_loop().time())
+
+        async def limited() -> None:
+            async with asyncio.timeout(None) as timeout, asyncio.TaskGroup() as group:
+                group.create_task(strike(timeout))
+                await bench.guard.run("op", key="k", call=body)
+
         task = asyncio.current_task()
         assert task is not None
         before = task.cancelling()
-        bench.script.on(op, hold_before=Gate())
+        reached = bench.script.on(op, hold_before=Gate())
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.02):
-                await bench.guard.run("op", key="k", call=body)
+            await limited()
         assert task.cancelling() == before
         record = await bench.record()
         if op is Complete:

@@ -33,6 +33,8 @@ from tests.servers.plugin import obtain
 
 pytestmark = [pytest.mark.kafka, pytest.mark.server]
 QUICK = "session.timeout.ms=6000&heartbeat.interval.ms=500"
+SHORT = "session.timeout.ms=2000&heartbeat.interval.ms=300"
+"""For a consumer that is to lose its partitions."""
 
 
 @pytest.fixture(scope="module")
@@ -375,17 +377,19 @@ def test_a_consumer_goes_on_at_the_offset_that_its_effects_committed(kafka: Kafk
         await broker.close()
 
     asyncio.run(send())
-    command = [sys.executable, "-c", HOLDS, f"{url}?group=g&{QUICK}", database]
+    command = [sys.executable, "-c", HOLDS, f"{url}?group=g&{SHORT}", database]
     assert subprocess.run(command, timeout=90, check=False).returncode == -signal.SIGKILL
     store = SQLiteStore(database)
 
     @Inbox(store).handler("ledger", connect=lambda: closing(sqlite3.connect(database)), store_offsets=True)
     def apply(message: Message, connection: Any) -> None:
         connection.execute("INSERT INTO applied VALUES ('second', ?)", (message.id,))
+        if message.id == messages[-1].id:
+            apply.stop()
 
     # As soon as Kafka has noticed that the first one is dead. What that one applied is not even delivered.
-    report = apply.drain(KafkaSource.from_url(f"{url}?group=g&{QUICK}"), idle=10)
-    assert (report.applied, report.repeated) == (5, 0)
+    apply.run(KafkaSource.from_url(f"{url}?group=g&{QUICK}"))
+    assert (apply.report.applied, apply.report.repeated) == (5, 0)
     store.close()
     with closing(sqlite3.connect(database)) as connection:
         found = connection.execute("SELECT who, id FROM applied ORDER BY rowid").fetchall()
@@ -423,7 +427,7 @@ def test_a_partition_that_moves_takes_its_stored_offset_along(kafka: KafkaServer
         # The first one is silent for too long: Kafka takes its partitions away, and it does not know.
         slow, quick = consumer(True), consumer(False)
         first = asyncio.ensure_future(
-            slow.run(KafkaSource.from_url(f"{url}?group=g&{QUICK}&max.poll.interval.ms=6000"))
+            slow.run(KafkaSource.from_url(f"{url}?group=g&{SHORT}&max.poll.interval.ms=2000"))
         )
         await asyncio.wait_for(began.wait(), 30)
         second = KafkaSource.from_url(f"{url}?group=g&{QUICK}")

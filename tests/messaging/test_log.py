@@ -51,6 +51,7 @@ class LogDesk:
         self.desk, self.mode = desk, mode
         self.outbox = Outbox(desk.store)
         self._connections: list[Any] = []
+        self.last = 0
 
     def open(self) -> Any:
         self._connections.append(self.desk.connect())
@@ -76,10 +77,11 @@ class LogDesk:
     def read(self, relay: bytes = A, limit: int = 100) -> list[Any]:
         found = self.desk.execute(ReadLog(relay, limit, LEASE, self.mode))
         assert found is not None
+        self.last = found[-1].position if found else 0
         return list(found)
 
     def settle(self, relay: bytes = A, **settings: Any) -> bool:
-        done: bool = self.desk.execute(PassLog(relay, self.mode, **settings))
+        done: bool = self.desk.execute(PassLog(relay, self.mode, self.last, **settings))
         return done
 
     def send(self, relay: bytes = A) -> list[str]:
@@ -217,6 +219,50 @@ def test_a_large_window_is_read_in_batches(log: LogDesk) -> None:
     assert sent.index("b") < sent.index("c")
     assert sent[4:] == ["new 0", "new 1"]
     assert log.send() == ["new 2"]
+
+
+@pytest.mark.parametrize("log", ["log"], indirect=True)
+def test_the_next_batch_is_read_while_one_is_sent(log: LogDesk) -> None:
+    def ahead() -> list[Any]:
+        return list(log.desk.execute(ReadLog(A, 2, LEASE, "log", ahead=True)))
+
+    log.join()
+    with log.desk.transaction(log.desk.conn):
+        for number in range(1, 8):
+            log.add(f"m{number}", "s")
+    assert [one.message.id for one in log.read(limit=2)] == ["m1", "m2"]
+    second = ahead()
+    assert [one.message.id for one in second] == ["m3", "m4"]
+    assert [one.message.id for one in ahead()] == ["m3", "m4"]
+    assert log.settle(then=second[-1].position)
+    assert log.settle(then=second[-1].position), "its answer was lost"
+    assert log.settle(moved=tuple(second)), "nor does this move what is under way now"
+    assert [one.message.id for one in ahead()] == ["m5", "m6"]
+    assert log.desk.state()["outbox"] == []
+    log.desk.end_lease(A)
+    assert log.join(B) == "log"
+    assert [(one.message.id, one.starts) for one in log.read(B)] == [
+        ("m3", 1), ("m4", 1), ("m5", 0), ("m6", 0), ("m7", 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("log", ["log"], indirect=True)
+def test_what_was_read_ahead_does_not_overtake_a_failure(log: LogDesk) -> None:
+    broker = RecordingBroker()
+    broker.answer = lambda message: TryAgain("busy") if message.id == "bad6" else Sent()
+    with log.desk.transaction(log.desk.conn):
+        for number in range(20):
+            log.add(f"bad{number}", "bad")
+            log.add(f"good{number}", "good")
+    relay = Relay(log.desk.store, broker, batch=1, pause="1h", longest_pause="1h")
+    relay.drain()
+    assert [id for id in broker.ids() if id.startswith("bad")] == [f"bad{number}" for number in range(6)]
+    assert [id for id in broker.ids() if id.startswith("good")] == [f"good{number}" for number in range(20)]
+    broker.answer = lambda message: Sent()
+    log.desk.end_waiting()
+    relay.drain()
+    assert [id for id in broker.ids() if id.startswith("bad")] == [f"bad{number}" for number in range(20)]
+    assert broker.calls > 20
 
 
 # Two relays

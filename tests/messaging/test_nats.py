@@ -246,6 +246,28 @@ class TestConsuming(OnNATS):
             holder.kill()
         asyncio.run(consume())
 
+    def test_a_slow_server_does_not_lose_the_connection_of_a_source(self, private_nats: NATSServer) -> None:
+        """What was on its way would come again after ``ack_wait``, and so long an ordered source would stand still."""
+
+        async def main() -> None:
+            await create_stream(private_nats.url, "orders")
+            source = NATSSource(private_nats.url, subject="orders", durable="d", ack_wait="900ms")
+            assert list(await source.receive(1, 0.02)) == []
+            waiting = asyncio.ensure_future(source.receive(1, 20))
+            await asyncio.sleep(0.05)
+            freeze(private_nats.pid)
+            await asyncio.sleep(1.5)  # in this time it says twice that it is alive
+            os.kill(private_nats.pid or 0, signal.SIGCONT)
+            broker = NATSBroker(private_nats.url, subject="orders")
+            assert await broker.publish([message("a", 1)], soon()) == [Sent()]
+            (found,) = await waiting
+            assert found.starts == 1
+            await source.acknowledge([found])
+            for each in (source, broker):
+                await each.close()
+
+        asyncio.run(main())
+
     def test_an_acknowledgement_does_not_outwait_its_connection(self, private_nats: NATSServer) -> None:
         """nats-py would wait ten seconds for the answer. So long, an ordered source has nothing to do."""
 

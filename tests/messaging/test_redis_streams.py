@@ -14,7 +14,7 @@ from semel.core.messaging.messages import Message
 from semel.errors import BrokerUnavailable, ConfigurationError
 from semel.messaging.brokers.redis_streams import RedisStreamsBroker, RedisStreamsSource
 from semel.messaging.brokers.urls import open_broker, open_source
-from semel.messaging.ports import BrokerDown, Delivery, Refused, Sent, TryAgain
+from semel.messaging.ports import BrokerDown, Delivery, DestinationDown, Refused, Sent, TryAgain
 from semel.testing.brokers import BrokerSuite, SourceSuite
 from tests.servers import RedisClusterServers, RedisServer
 
@@ -339,6 +339,23 @@ class TestConsuming:
 def test_a_source_needs_a_stream_and_a_group(url: str) -> None:
     with pytest.raises(ConfigurationError, match="needs a stream and a group"):
         open_source(url)
+
+
+def test_a_full_server_of_a_redis_cluster_is_down_for_its_own_streams_only(redis_cluster: RedisClusterServers) -> None:
+    async def main() -> None:
+        broker = RedisStreamsBroker(redis_cluster.url)
+        batch = [message(name, 1, destination=name) for name in (uuid4().hex for _ in range(24))]
+        full = redis_cluster.masters()[0]
+        full.cli("CONFIG", "SET", "maxmemory", "1")
+        try:
+            results = await broker.publish(batch, soon())
+        finally:
+            full.cli("CONFIG", "SET", "maxmemory", "0")
+        assert {type(result) for result in results} == {Sent, DestinationDown}, results
+        assert await broker.publish(batch, soon()) == [Sent()] * 24
+        await broker.close()
+
+    asyncio.run(main())
 
 
 def test_the_streams_of_a_redis_cluster_may_be_on_several_servers(redis_cluster: RedisClusterServers) -> None:

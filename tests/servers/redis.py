@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -93,14 +94,19 @@ class _Sentinel(RedisServer):
 
 
 class _Member(RedisServer):
-    """A node of a cluster; its bus is on another port of our choice."""
+    """A node of a cluster; its bus is on another port of our choice, which goes with the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buses: dict[int, int] = {}
 
     def command(self) -> Sequence[str | Path]:
-        if not hasattr(self, "_bus"):
-            self._bus = free_port()
+        if self.port not in self._buses:
+            self._buses[self.port] = free_port()
+        bus = str(self._buses[self.port])
         return [
             *super().command(),
-            *("--cluster-enabled", "yes", "--cluster-port", str(self._bus), "--cluster-node-timeout", "1000"),
+            *("--cluster-enabled", "yes", "--cluster-port", bus, "--cluster-node-timeout", "1000"),
             *("--cluster-replica-validity-factor", "0"),
         ]
 
@@ -122,10 +128,23 @@ class _Group(Server):
     def ready(self) -> bool:
         raise NotImplementedError
 
+    def start(self) -> None:
+        self.members = []  # those of an earlier life are not started again
+        try:
+            self.form()
+        except BaseException:
+            self.stop()
+            raise
+
+    @abstractmethod
+    def form(self) -> None:
+        """Start the members, and wait until they work together."""
+
     def stop(self) -> None:
-        if self.members:
-            with ThreadPoolExecutor(len(self.members)) as pool:
-                list(pool.map(lambda member: member.stop(), self.members))
+        members, self.members = self.members, []  # it may be started again, with others
+        if members:
+            with ThreadPoolExecutor(len(members)) as pool:
+                list(pool.map(lambda member: member.stop(), members))
 
     def log_tail(self, lines: int = 40) -> str:
         return "\n".join(f"--- {member.port}\n{member.log_tail(lines // 4)}" for member in self.members)
@@ -148,21 +167,17 @@ class RedisSentinelServers(_Group):
 
     name = "redis_sentinel"
 
-    def start(self) -> None:
-        try:
-            master = RedisServer()
-            self._start([master])
-            self.port = master.port
-            follows = ("--replicaof", f"{LOOPBACK} {master.port}")
-            self.data: list[RedisServer] = [master, RedisServer(*follows), RedisServer(*follows)]
-            self._start(self.data[1:])
-            self._until(lambda: master.cli("INFO", "replication").count("state=online") == 2, "no replicas")
-            self.sentinels: list[RedisServer] = [_Sentinel(master) for _ in range(3)]
-            self._start(self.sentinels)
-            self._until(lambda: all(map(self._knows_all, self.sentinels)), "the sentinels do not know each other")
-        except BaseException:
-            self.stop()
-            raise
+    def form(self) -> None:
+        master = RedisServer()
+        self._start([master])
+        self.port = master.port
+        follows = ("--replicaof", f"{LOOPBACK} {master.port}")
+        self.data: list[RedisServer] = [master, RedisServer(*follows), RedisServer(*follows)]
+        self._start(self.data[1:])
+        self._until(lambda: master.cli("INFO", "replication").count("state=online") == 2, "no replicas")
+        self.sentinels: list[RedisServer] = [_Sentinel(master) for _ in range(3)]
+        self._start(self.sentinels)
+        self._until(lambda: all(map(self._knows_all, self.sentinels)), "the sentinels do not know each other")
 
     def _knows_all(self, sentinel: RedisServer) -> bool:
         found = sentinel.cli("SENTINEL", "MASTER", "shop").split("\n")
@@ -186,16 +201,12 @@ class RedisClusterServers(_Group):
     name = "redis_cluster"
     costly = True
 
-    def start(self) -> None:
-        try:
-            self._start([_Member() for _ in range(6)])
-            self.port = self.members[0].port
-            nodes = [f"{LOOPBACK}:{one.port}" for one in self.members]
-            self.members[0].cli("--cluster", "create", *nodes, "--cluster-replicas", "1", "--cluster-yes")
-            self._until(lambda: all(map(self._settled, self.members)), "the cluster does not form")
-        except BaseException:
-            self.stop()
-            raise
+    def form(self) -> None:
+        self._start([_Member() for _ in range(6)])
+        self.port = self.members[0].port
+        nodes = [f"{LOOPBACK}:{one.port}" for one in self.members]
+        self.members[0].cli("--cluster", "create", *nodes, "--cluster-replicas", "1", "--cluster-yes")
+        self._until(lambda: all(map(self._settled, self.members)), "the cluster does not form")
 
     def _settled(self, member: RedisServer) -> bool:
         if "cluster_state:ok" not in member.cli("CLUSTER", "INFO"):

@@ -176,3 +176,18 @@ def test_what_is_unusual_is_kept_as_it_is(history: History) -> None:
     assert list(history.recent()) == unusual[::-1]
     assert unusual[1].id == b""
     assert len(unusual[0].details["error"]) == 200
+
+
+def test_a_writer_that_cannot_write_for_hours_holds_two_of_them() -> None:
+    counter = MinuteCounter()
+    for minute in range(500):
+        for route in range(20):
+            counter.add(NOON + 60 * minute, str(route), "started", None)
+    first, second = counter.take_changed(), counter.take_changed()
+    assert (len(first), len(second), counter.take_changed()) == (2000, 400, [])
+    assert min(at for at, *_ in first + second) == NOON + 60 * 380
+    counter.add(NOON + 60 * 500, "0", "started", None)
+    counter.put_back(map(minute_row, first + second))
+    assert len(counter.take_changed() + counter.take_changed()) == 2381
+    counter.forget(NOON + 60 * 1000)
+    assert counter._counts == {}

@@ -19,6 +19,7 @@ class StoryLine(NamedTuple):
 
 
 _LINES: Final = {
+    "lost": StoryLine("Attempt {attempt} was claimed, and its process left no trace: it died, or was cut off", "warn"),
     "call_retried": StoryLine("The client sends its request again, after {attempts}: {reason}", "plain"),
     "call_ended": StoryLine("The client knows the outcome: {outcome} (sent {attempts} times, {seconds})", "good"),
     "call_unknown": StoryLine("The client has given up and does not know what happened: {reason}", "bad"),
@@ -118,6 +119,21 @@ def _depth(link: str | None, parents: dict[str, str]) -> int:
         link = parents.get(link)
         depth += link is not None
     return depth
+
+
+def with_lost_attempt(
+    found: Sequence[tuple[str, Moment]], store: str, id: bytes, began: float, attempt: int
+) -> list[tuple[str, Moment]]:
+    """Add the first attempt if only its record tells of it: a process that is killed takes its last events with it.
+
+    :param began: when the first attempt was claimed.
+    :param attempt: the number of the newest one.
+    """
+    own = [moment for _, moment in found if moment.id == id]
+    if attempt < 2 or not own or any(moment.kind == "started" for moment in own):
+        return list(found)
+    first = Moment(min(began, own[0].at), id, "lost", own[0].route, "unknown", 1, b"", {}, b"")
+    return sorted([*found, (store, first)], key=lambda pair: (pair[1].at, pair[1].number))
 
 
 def timeline(found: Iterable[tuple[str, Moment]], current: bytes) -> list[dict[str, Any]]:

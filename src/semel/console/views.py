@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from semel.console.figures import first_runs_per_second, start_of_hour, summarize
 from semel.console.gate import Access
-from semel.console.story import hops, tell, timeline
+from semel.console.story import hops, tell, timeline, with_lost_attempt
 from semel.console.watched import LOOK, WatchedStore
 from semel.console.ways import Way, reason, ways_out
 from semel.console.words import clock, instant, mask
@@ -225,6 +225,8 @@ class Views:
         if record is None and not found:
             raise NotThere("There is no record with this identity. It was released, or it has expired.")
         state = State.ABSENT if record is None else record.state
+        if record is not None:
+            found = with_lost_attempt(found, watched.name, id, time.time() - record.age, record.attempt)
         hop_list = hops(found, id)
         return {
             "page": "record",
@@ -332,6 +334,8 @@ class Views:
                     ],
                     "relays": state.relays,
                     "lanes": state.lanes,
+                    "mode": state.mode,
+                    "retained": state.retained,
                     "dead": part["dead"],
                 }
             )  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import Any, ClassVar, Final, TypedDict
 
 from semel.codec import Codec
@@ -129,7 +129,7 @@ class Guard:
         self.resumable: dict[str, Declaration] = {}
         """Functions that a resumer may run, by the names of their operations."""
         self.quota = quota
-        self._meter = None if quota is None else Meter(quota, time.monotonic)
+        self._meter = None if quota is None else Meter(quota, monotonic)
 
     @property
     def policy(self) -> Policy:
@@ -254,7 +254,7 @@ class Guard:
             self._log,
         )
         if self._hook is not None:
-            call.clock, call.began = time.monotonic, time.monotonic()
+            call.clock, call.began = monotonic, monotonic()
             if self._trace is not None:
                 call.trace = self._trace()
         outer = running.get()

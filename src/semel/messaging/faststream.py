@@ -57,7 +57,7 @@ class InboxMiddleware:
         tries: int = TRIES,
         pause: Duration = PAUSE,
         longest_pause: Duration = LONGEST_PAUSE,
-        on_event: events.EventHook | Sequence[events.EventHook] | None = None,
+        on_event: events.EventHooks | None = None,
     ) -> None:
         """
         :param consumer: as in ``inbox.handler``, as are ``connect``, ``tries``, the pauses and ``on_event``.

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from semel.core.call import Pause, Raised, describe_error
-from semel.core.messaging.messages import OUTBOX
+from semel.core.messaging.messages import OUTBOX, Outgoing, ReadLog
 from semel.core.messaging.relaying import POISON, Poison, Publish, RelayFlow, RelayPlan, RelayReport, Rest
 from semel.core.policy import Duration, seconds
 from semel.engine.forking import survive_forks
@@ -277,7 +277,10 @@ class _Driver:
                 request = flow.send(answer)
                 answer = None
                 if isinstance(request, Publish):
-                    answer = await self._publish(request)
+                    if request.meanwhile is None:
+                        answer = await self._publish(request)
+                    else:
+                        answer = await asyncio.gather(self._publish(request), self._read(request.meanwhile))
                 elif isinstance(request, Rest):
                     answer = await self._rest(request.seconds)
                 elif isinstance(request, Pause):
@@ -305,6 +308,12 @@ class _Driver:
         except Exception as error:
             failure = TryAgain(f"the adapter raised {describe_error(error)}")
         return [failure] * len(messages)
+
+    async def _read(self, op: ReadLog) -> tuple[Outgoing, ...] | None:
+        try:
+            return await self._store.execute(op)
+        except StoreError:
+            return None  # it is read again
 
     async def _rest(self, longest: float) -> bool:
         """Wait for a wake-up. Returns whether there was one."""

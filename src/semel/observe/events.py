@@ -565,12 +565,15 @@ def call_hooks(hooks: tuple[EventHook, ...], logger: str) -> EventHook | None:
     """
     if not hooks:
         return None
+    first, *others = hooks
 
     def call(event: Event) -> None:
-        for hook in hooks:
-            try:
-                hook(event)
-            except Exception:
-                logging.getLogger(logger).exception("the event hook failed at %s", event.name)
+        try:
+            first(event)
+        except Exception:
+            logging.getLogger(logger).exception("the event hook failed at %s", event.name)
+        if rest is not None:
+            rest(event)
 
+    rest = call_hooks(tuple(others), logger)
     return call

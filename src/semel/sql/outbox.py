@@ -42,6 +42,8 @@ from semel.sql.program import Packet, Piece, Program, Rows, load_queries
 _LONGEST: Final = 366 * 86400.0
 """The longest time that a message is put off, in seconds."""
 _BYTES: Final = str(MAX_STARTED_BYTES)
+_read_json: Final = json.JSONDecoder().raw_decode
+"""As ``json.loads``, without looking for blanks around: it is called for every message that is sent."""
 
 
 def outgoing(row: Sequence[Any]) -> Outgoing:
@@ -52,7 +54,7 @@ def outgoing(row: Sequence[Any]) -> Outgoing:
     ) = row  # fmt: skip
     message = Message(
         id, type, bytes(data), source, destination, stream, sequence, subject, content_type, float(time),
-        json.loads(headers), redrives,
+        _read_json(headers)[0], redrives,
     )  # fmt: skip
     return Outgoing(position, message, starts)
 
@@ -93,6 +95,8 @@ def settle_messages(
 
     :param position: returns the position in the queue of a message that failed or is given up.
     """
+    if not failed and not dead:
+        return bool((yield _P["settle_sent"](relay=relay, sent=sent)))
     rows = yield _P["settle"](
         relay=relay,
         sent=sent,

@@ -26,7 +26,7 @@ from semel.core.ops import Op
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable
 from semel.sql.connections.errors import Contention
 from semel.sql.outbox import outgoing, settle_messages
-from semel.sql.program import Program, Query, Rows, load_queries
+from semel.sql.program import Program, Query, Rows, Statement, load_queries
 
 R = TypeVar("R")
 _Q: Final = load_queries(
@@ -75,9 +75,10 @@ def _read(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
 
 
 def _read_log(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
-    rows = yield _Q["read"](relay=op.relay, most=op.limit, lease=op.lease)
-    if rows and rows[0][:2] == (None, 1):
-        rows = yield _Q["read"](relay=op.relay, most=op.limit, lease=op.lease)
+    read = {"relay": op.relay, "most": op.limit, "lease": op.lease, "ahead": op.ahead}
+    rows = yield _Q["read"](**read)
+    if not op.ahead and rows and rows[0][:2] == (None, 1):
+        rows = yield _Q["read"](**read)
     if not rows:
         return None
     return () if rows[0][0] is None else tuple(map(outgoing, rows))
@@ -95,7 +96,7 @@ def _read_wal(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
         return tuple(Outgoing(position, message, int(position <= crashed)) for position, _, message in found)
     if (end or upto) > passed + _IDLE:
         yield _Q["note"](relay=op.relay, lease=op.lease, started=end or upto)
-        yield _Q["pass"](relay=op.relay, stays=False)
+        yield _Q["pass"](relay=op.relay, last=0, stays=False, next=None)
     yield _Q["advance"](relay=op.relay)
     return ()
 
@@ -128,7 +129,7 @@ def _pass(op: PassLog) -> Program[bool]:
     if op.moved:
         owned = yield from _in_transaction(_move(op))
     else:
-        owned = bool((yield _Q["pass"](relay=op.relay, stays=op.stays)))
+        owned = bool((yield _passed(op)))
     if owned and op.mode == "wal":  # not before the commit: what has moved must be in the queue
         yield _Q["advance"](relay=op.relay)
     return owned
@@ -150,11 +151,19 @@ def _move(op: PassLog) -> Program[bool]:
     rows = yield _Q["lock"](relay=op.relay)
     if not rows:
         return False
-    if rows[0][0] is not None:  # otherwise it is done already, and this is a repeat
+    if rows[0][0] is not None and (
+        op.mode == "wal" or rows[0][0] == op.last
+    ):  # otherwise it is done already, and this is a repeat
         positions = yield from _move_messages(op.relay, op.moved)
         queued = {each.position: positions.get(each.message.id, 0) for each in op.moved}
         yield from settle_messages(op.relay, (), op.failed, op.dead, queued.__getitem__)
-    return bool((yield _Q["pass"](relay=op.relay, stays=False)))
+    return bool((yield _passed(op)))
+
+
+def _passed(op: PassLog) -> Statement:
+    # In the mode "wal" a batch ends with the commit of its last message, which only the cursor knows.
+    last = 0 if op.mode == "wal" else op.last
+    return _Q["pass"](relay=op.relay, last=last, stays=op.stays, next=op.then)
 
 
 def _move_messages(relay: bytes, moved: Sequence[Outgoing]) -> Program[dict[str, int]]:

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from semel.core.policy import Duration, seconds
-from semel.core.trail.minutes import MINUTE, MinuteCounter, RouteCounts, minute_row
+from semel.core.trail.minutes import MINUTE, MOST_ROWS, MinuteCounter, RouteCounts, minute_row
 from semel.core.trail.moments import (
     SHAPES,
     ForgetTrail,
@@ -185,7 +185,8 @@ class Trail:
             if now >= self._counts_due:
                 counts = self._counter.take_changed()
                 self._counter.forget(time() - MINUTE)
-                self._counts_due = now + self._interval / 2
+                if len(counts) < MOST_ROWS:
+                    self._counts_due = now + self._interval / 2
             count = 0 if self._pending else min(BATCH, len(self._queue))
             taken = [self._queue.popleft() for _ in range(count)]
         if taken:

@@ -13,10 +13,13 @@ function say(text, on) {
   }
 }
 
+/** The children that are seen: space between elements is none of them. */
+const children = (node) => [...node.childNodes].filter((each) => each.nodeType !== Node.TEXT_NODE || each.data.trim() !== "");
+
 /** Make the children of `now` equal to those of `next`, and touch only what differs. */
 function follow(now, next) {
-  const old = [...now.childNodes];
-  const fresh = [...next.childNodes];
+  const old = children(now);
+  const fresh = children(next);
   fresh.forEach((child, at) => {
     const there = old[at];
     if (there === undefined) {

@@ -321,6 +321,9 @@ class ReadLog(Op["tuple[Outgoing, ...] | None"]):
     limit: int
     lease: float
     mode: OutboxMode
+    ahead: bool = False
+    """In the mode ``log``: return those that follow the messages under way, which remain so. The answer may be None as
+    well because it is not known yet what follows."""
     id: bytes = b""
 
 
@@ -335,6 +338,8 @@ class PassLog(Op[bool]):
 
     relay: bytes
     mode: OutboxMode
+    last: int
+    """The position of the last message under way."""
     moved: tuple[Outgoing, ...] = ()
     """All that were not sent, in the order of their positions."""
     failed: tuple[Failure, ...] = ()
@@ -343,6 +348,8 @@ class PassLog(Op[bool]):
     """... and those that are given up."""
     stays: bool = False
     """Nothing was sent, and nothing moves: ``ReadLog`` returns the same messages again."""
+    then: int | None = None
+    """The messages up to this position, which were read ahead, are under way from now on."""
     id: bytes = b""
 
 

@@ -89,6 +89,8 @@ class Publish:
     messages: tuple[Message, ...]
     deadline: float
     """By the relay's clock."""
+    meanwhile: ReadLog | None = None
+    """Read these at the same time. Then the answer is a pair: the results, and what was read, or None."""
 
 
 @value
@@ -188,6 +190,8 @@ class _Run:
         self._read_on = 0
         """The last position of a full batch; 0: start from the beginning."""
         self._scanned_at = 0.0
+        self._ahead: tuple[tuple[Outgoing, ...], float] | None = None
+        """The next batch of the log, if it is read already, and when."""
         self._sequences: dict[str, int] = {}
         """The last sequence of each stream that is done, as far as remembered."""
         self._outage: _CircuitBreaker | None = None
@@ -265,12 +269,18 @@ class _Run:
         plan = self._plan
         end = plan.clock() + RESCAN_EVERY
         any_sent = False
-        while self._relay is not None and not self._stopping():
+        found: tuple[Outgoing, ...] | None
+        self._next_batch()  # one that is left from before an error is read again
+        while self._relay is not None:
+            ahead = self._next_batch()
             now = plan.clock()
-            if self._outage and self._outage.probe_at > now:
-                break
             limit = 1 if self._outage else plan.batch * LOG_BATCHES
-            found = yield from self._execute(ReadLog(self._relay, limit, plan.lease, mode))
+            if ahead is not None:
+                found, now = ahead
+            elif (any_sent and now >= end) or (self._outage and self._outage.probe_at > now) or self._stopping():
+                break
+            else:
+                found = yield from self._execute(ReadLog(self._relay, limit, plan.lease, mode))
             if found is None:
                 self._relay = None
             elif not found:
@@ -278,10 +288,16 @@ class _Run:
             else:
                 self._poll = POLL_FIRST
                 any_sent = True
-                moved = yield from self._send(found, now, log=mode)
-                if moved or plan.clock() >= end:
-                    break
+                op = None
+                if mode == "log" and len(found) == limit > 1 and now < end and plan.pipelines:
+                    op = ReadLog(self._relay, limit, plan.lease, mode, ahead=True)
+                if (yield from self._send(found, now, log=mode, ahead=op)):
+                    break  # some have moved to the queue
         return True
+
+    def _next_batch(self) -> tuple[tuple[Outgoing, ...], float] | None:
+        ahead, self._ahead = self._ahead, None
+        return ahead
 
     def _join(self) -> Generator[Any, Any, None]:
         plan = self._plan
@@ -309,7 +325,13 @@ class _Run:
     # One batch
 
     def _send(
-        self, found: tuple[Outgoing, ...], began: float, *, read_on: bool = False, log: OutboxMode | None = None
+        self,
+        found: tuple[Outgoing, ...],
+        began: float,
+        *,
+        read_on: bool = False,
+        log: OutboxMode | None = None,
+        ahead: ReadLog | None = None,
     ) -> Generator[Any, Any, list[Outgoing]]:
         """Publish and settle what was started. Returns the messages that are to be sent alone, or, if it was read from
         a log, those that were not sent.
@@ -321,14 +343,18 @@ class _Run:
         # What is published after the lease has ended could overtake the relay that owns the lane by then. A third of
         # the lease is left to settle.
         deadline = began + plan.lease * 2 / 3
-        results = yield from self._publish(ready, deadline)
+        results = yield from self._publish(ready, deadline, ahead)
         self._judge_broker(results.values())
         self._judge_destinations(ready, results, plan.clock() >= deadline)
-        op, reports = self._judge(found, {**unsent, **results})
+        op, reports = self._judge(found, {**unsent, **results}, log is not None)
         if log:
             suspects = [] if len(op.sent) == len(found) else _others(found, op.sent)
             stays = self._outage is not None and bool(results) and not (op.sent or op.failed or op.dead)
-            passing = PassLog(op.relay, log, () if stays else tuple(suspects), op.failed, op.dead, stays)
+            moved = () if stays else tuple(suspects)
+            if suspects:  # the next batch was read too early: what follows in these streams has to move
+                self._ahead = None
+            then = self._ahead[0][-1].position if self._ahead else None
+            passing = PassLog(op.relay, log, found[-1].position, moved, op.failed, op.dead, stays, then)
             settled = yield from self._settle(passing, began + plan.lease)
         else:
             settled = yield from self._settle(op, began + plan.lease)
@@ -349,6 +375,12 @@ class _Run:
     ) -> tuple[list[Outgoing], list[Outgoing], dict[int, Result]]:
         """Return what to publish now, what to publish alone, and what not to publish at all."""
         plan = self._plan
+        if (
+            log
+            and not self._outages
+            and not any(each.queued or each.starts or oversize(each.message, plan.largest) for each in found)
+        ):
+            return list(found), [], {}  # the usual case, in a hurry
         ready: list[Outgoing] = []
         suspects: list[Outgoing] = []
         unsent: dict[int, Result] = {}
@@ -388,7 +420,9 @@ class _Run:
                 ended.add(stream)
         return ready, suspects, unsent
 
-    def _publish(self, ready: list[Outgoing], deadline: float) -> Generator[Any, Any, dict[int, Result]]:
+    def _publish(
+        self, ready: list[Outgoing], deadline: float, ahead: ReadLog | None = None
+    ) -> Generator[Any, Any, dict[int, Result]]:
         """Publish in one go, or in waves: the first message of every stream, then the next of those that were sent.
 
         Returns the results by position.
@@ -406,7 +440,14 @@ class _Run:
         depth = 0
         while lines and self._plan.clock() < deadline:
             wave = ready if self._plan.pipelines else [line[depth] for line in lines]
-            answers: list[Result] = yield Publish(tuple([each.message for each in wave]), deadline)
+            messages = tuple([each.message for each in wave])
+            answers: list[Result]
+            if ahead:
+                now = self._plan.clock()
+                answers, read = yield Publish(messages, deadline, ahead)
+                self._ahead = (read, now) if read else None
+            else:
+                answers = yield Publish(messages, deadline)
             results.update(zip([each.position for each in wave], answers, strict=True))
             depth += 1
             if self._plan.pipelines or any(isinstance(answer, BrokerDown) for answer in answers):
@@ -419,9 +460,12 @@ class _Run:
         return results
 
     def _judge(
-        self, found: tuple[Outgoing, ...], results: dict[int, Result]
+        self, found: tuple[Outgoing, ...], results: dict[int, Result], log: bool
     ) -> tuple[SettleMessages, list[events.Event]]:
         """Decide what becomes of each message. Those without a result stay as they are."""
+        assert self._relay is not None
+        if log and len(results) == len(found) and all(isinstance(result, Sent) for result in results.values()):
+            return SettleMessages(self._relay, tuple([each.position for each in found])), []
         sent: list[int] = []
         failed: list[Failure] = []
         dead: list[DeadLetter] = []

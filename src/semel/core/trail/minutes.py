@@ -17,6 +17,10 @@ from semel.core.values import value
 MINUTE: Final = 60
 MOST_ROUTES: Final = 1000
 """Routes of one minute. Further ones are counted together, as the route ``""``: a program may make up names."""
+MOST_MINUTES: Final = 120
+"""Minutes that a writer holds while its store takes none. Then the oldest go."""
+MOST_ROWS: Final = 2000
+"""Rows that are written at once."""
 _LAST_BUCKET: Final = 160
 """It ends at twelve days; what takes longer is in it too."""
 
@@ -92,6 +96,8 @@ class MinuteCounter:
         try:
             numbers, buckets = self._counts[minute][route][kind]
         except KeyError:
+            if minute not in self._counts and len(self._counts) >= MOST_MINUTES:
+                self._remove(min(self._counts))
             routes = self._counts.setdefault(minute, {})
             if route not in routes and len(routes) >= MOST_ROUTES:
                 route = ""
@@ -104,8 +110,10 @@ class MinuteCounter:
         self._changed.add((minute, route))
 
     def take_changed(self) -> list[RouteCounts]:
-        """Return a copy of the counts that have changed since the last time. ``minute_row`` makes rows of them."""
-        changed, self._changed = self._changed, set()
+        """Return a copy of the counts that have changed since the last time, not too many at once. ``minute_row`` makes
+        rows of them.
+        """
+        changed = [self._changed.pop() for _ in range(min(len(self._changed), MOST_ROWS))]
         return [
             (at, route, [(kind, count, took, b.copy()) for kind, ((count, took), b) in self._counts[at][route].items()])
             for at, route in changed
@@ -113,13 +121,16 @@ class MinuteCounter:
 
     def put_back(self, rows: Iterable[MinuteRow]) -> None:
         """Take rows as changed that could not be written."""
-        self._changed.update((row.at, row.route) for row in rows)
+        self._changed.update((row.at, row.route) for row in rows if row.at in self._counts)
 
     def forget(self, before: float) -> None:
         """Forget the minutes that ended before that time and have not changed since."""
         waiting = {at for at, _ in self._changed}
         for at in [at for at in self._counts if at + MINUTE <= before and at not in waiting]:
             del self._counts[at]
+
+    def _remove(self, at: int) -> None:
+        self._changed -= {(at, route) for route in self._counts.pop(at)}
 
 
 def minute_row(counts: RouteCounts) -> MinuteRow:

@@ -42,7 +42,7 @@ DEDUP_WINDOW: Final = 120.0
 """The default of a stream."""
 CONNECT_TIMEOUT: Final = 5.0
 ACK_WAIT: Final = 30.0
-ACK_TIMEOUT: Final = 10.0
+ACK_TIMEOUT: Final = 10
 AT_ONCE: Final = 500
 """How many messages are sent before their confirmations are awaited."""
 _REFUSED: Final = frozenset({10054, 10060})
@@ -316,21 +316,32 @@ class NATSSource:
         return subscription
 
     async def _keep_alive(self) -> None:
-        """Tell JetStream that the messages are being worked on, so that handlers may take their time."""
+        """Tell JetStream that the messages are being worked on, so that handlers may take their time.
+
+        It does not matter when the server reads it. To wait for that, and to give up the connection of a slow server,
+        would lose what is on its way here: it would come again after ``ack_wait``.
+        """
+        from nats import errors
+
         while True:
             await asyncio.sleep(self._ack_wait / 3)
-            if not self._client.lost.is_set():
-                with contextlib.suppress(BrokerUnavailable):
-                    await self._tell([*self._in_hand, *(msg.reply for msg in self._fetched)], b"+WPI")
+            held = [*self._in_hand, *(msg.reply for msg in self._fetched)]
+            if held and not self._client.lost.is_set():
+                with contextlib.suppress(BrokerUnavailable, errors.Error):
+                    await self._send(held, b"+WPI")
+
+    async def _send(self, handles: Iterable[str], what: bytes) -> NATS:
+        connection: NATS = (await self._client.open())._nc
+        for handle in handles:
+            await connection.publish(handle, what)
+        return connection
 
     async def _tell(self, handles: Iterable[str], what: bytes) -> None:
         from nats import errors
 
         try:
-            connection = (await self._client.open())._nc
-            for handle in list(handles):
-                await connection.publish(handle, what)
-            await connection.flush(1)
+            connection = await self._send(handles, what)
+            await self._client.wait(connection.flush(ACK_TIMEOUT))
         except (errors.Error, TimeoutError) as error:
             await self._client.close()
             raise BrokerUnavailable(f"NATS did not answer: {_why(error)}") from error

@@ -29,7 +29,7 @@ from semel.core.policy import Duration, seconds
 from semel.errors import BrokerUnavailable, ConfigurationError, SemelError
 from semel.messaging.brokers.options import flag, number, split_options
 from semel.messaging.brokers.waves import send_in_waves
-from semel.messaging.ports import BrokerDown, Capabilities, Delivery, Refused, Result, Sent, TryAgain
+from semel.messaging.ports import BrokerDown, Capabilities, Delivery, DestinationDown, Refused, Result, Sent, TryAgain
 from semel.stores.redis.aio_connection import AsyncServers
 from semel.stores.redis.commands import RedisCommand, Script
 from semel.stores.redis.connection import require_redis
@@ -113,21 +113,21 @@ class RedisStreamsBroker:
         add = (b"XADD", key, *self._trim, b"*")
         entries = [RedisCommand((*add, *_fields(message))) for message in messages]
         commands = [RedisCommand((b"MULTI",)), *entries, RedisCommand((b"EXEC",))]
-        confirms = self._servers.confirms
+        confirms, in_cluster = self._servers.confirms, self._servers.settings.kind == "cluster"
         try:
             async with asyncio.timeout(max(0.0, deadline - monotonic())):
                 replies = await self._servers.exchange(key, [*commands, self._servers.wait] if confirms else commands)
         except TimeoutError:
             return [TryAgain("Redis did not answer before the deadline")] * len(messages)
         except SemelError as error:
-            return [_result(error)] * len(messages)
+            return [_result(error, in_cluster)] * len(messages)
         stored = replies[len(commands) - 1]
         if isinstance(stored, SemelError):
             errors = (reply for reply in replies if isinstance(reply, SemelError))
-            return [_result(next(errors))] * len(messages)
+            return [_result(next(errors), in_cluster)] * len(messages)
         if confirms and not self._servers.confirmed(replies[-1]):
             return [TryAgain("too few replicas, or not the disk, have confirmed the messages")] * len(messages)
-        return [_result(entry) if isinstance(entry, SemelError) else Sent() for entry in stored]
+        return [_result(entry, in_cluster) if isinstance(entry, SemelError) else Sent() for entry in stored]
 
 
 def _fields(message: Message) -> Iterable[Any]:
@@ -136,15 +136,15 @@ def _fields(message: Message) -> Iterable[Any]:
     yield from (_DATA, message.data)
 
 
-def _result(error: SemelError) -> Result:
-    """Return what an error means for a message."""
+def _result(error: SemelError, in_cluster: bool) -> Result:
+    """Return what an error means for a message. A server of a cluster has only some of the streams."""
     code = _code(error)
     if code == "WRONGTYPE":
         return Refused("the destination is a key of Redis that is no stream")
     if code == "NOPERM":
         return Refused(str(error))
     if code in _DOWN or isinstance(error, (ServerUnreachable, NoMemory)):
-        return BrokerDown(str(error))
+        return DestinationDown(str(error)) if in_cluster else BrokerDown(str(error))
     return TryAgain(str(error))
 
 

@@ -22,17 +22,20 @@ SELECT semel_switch(:mode::text)
 -- One row without a position says that there is nothing to send; its second column, that there may be now, behind the
 -- messages of this turn. No row says that the lease has ended, or that another relay owns the cursor. Messages of transactions that were running when "seen" was taken are found by their transaction, the
 -- others by their position: what a long transaction elsewhere holds up is not read again and again. "low" is from an
--- earlier statement, so that it is older than the snapshot.
+-- earlier statement, so that it is older than the snapshot. A look ahead changes nothing; it stays in this turn.
 WITH me AS (
     UPDATE semel_relay SET lease_end = greatest(lease_end, {{now}} + :lease::float8 * interval '1 second')
     WHERE relay = :relay::bytea AND lease_end > {{now}}
     RETURNING relay
 ), cur AS (
-    SELECT c.relay, c.seen, c.passed, c.upto IS NOT NULL AS was_open, greatest(c.low, c.passed) AS above, c.crashed,
+    SELECT c.relay, c.seen, p.passed, c.upto IS NOT NULL AS was_open, greatest(c.low, p.passed) AS above, c.crashed,
            coalesce(c.upto, pg_current_snapshot()) AS upto,
            CASE WHEN c.upto IS NULL THEN c.next_low ELSE c.upto_low END AS upto_low,
            CASE WHEN c.upto IS NULL THEN (SELECT last_value FROM semel_log_position) ELSE c.high END AS high
-    FROM semel_cursor c JOIN me ON c.relay = me.relay FOR UPDATE OF c
+    FROM me JOIN semel_cursor c ON c.relay = me.relay
+    CROSS JOIN LATERAL (SELECT CASE WHEN :ahead::boolean THEN c.started ELSE c.passed END AS passed) AS p
+    WHERE NOT :ahead OR c.started IS NOT NULL AND c.upto IS NOT NULL AND NOT c.ends
+    FOR UPDATE OF c
 ), next AS (
     SELECT * FROM (
         SELECT l.* FROM cur CROSS JOIN LATERAL (
@@ -63,7 +66,7 @@ WITH me AS (
     FROM cur, (
         SELECT max(position) AS last, count(*) AS taken, (SELECT count(*) FROM next) AS all_ FROM found
     ) AS n
-    WHERE c.relay = cur.relay
+    WHERE c.relay = cur.relay AND NOT :ahead
 )
 SELECT f.position, (CASE WHEN f.position IS NULL THEN was_open ELSE f.position <= cur.crashed END)::integer, f.id, f.type, f.data, f.source, f.destination,
        f.stream, f.sequence, f.subject, f.content_type, extract(epoch FROM f.created)::float8, f.headers, 0
@@ -77,14 +80,17 @@ WHERE EXISTS (SELECT 1 FROM semel_outbox o WHERE o.stream = s.stream AND o.strea
    OR EXISTS (SELECT 1 FROM semel_hold h WHERE h.stream = s.stream AND h.until > {{now}})
 
 -- name: pass (writes)
--- The messages that were started are done, or, if it "stays", were not sent. A repeat changes nothing.
+-- The messages up to "last" (0: all) that were started are done, or, if it "stays", were not sent. Those up to "next" are
+-- started now. A repeat changes nothing.
 WITH me AS (
     SELECT relay FROM semel_relay WHERE relay = :relay::bytea AND lease_end > {{now}} FOR UPDATE
 ), cur AS (
-    SELECT c.relay, c.started IS NOT NULL AND NOT :stays::boolean AS moves FROM semel_cursor c JOIN me ON c.relay = me.relay
+    SELECT c.relay, NOT :stays::boolean AND c.started IS NOT NULL AND :last::bigint IN (0, c.started) AS moves
+    FROM semel_cursor c JOIN me ON c.relay = me.relay
     FOR UPDATE OF c
 )
-UPDATE semel_cursor c SET started = NULL,
+UPDATE semel_cursor c SET started = CASE WHEN :stays THEN NULL WHEN moves THEN :next::bigint ELSE c.started END,
+    ends = ends AND NOT moves,
     passed = CASE WHEN moves AND ends THEN 0 WHEN moves THEN c.started ELSE c.passed END,
     seen = CASE WHEN moves AND ends THEN c.upto ELSE c.seen END,
     low = CASE WHEN moves AND ends THEN c.upto_low ELSE c.low END,

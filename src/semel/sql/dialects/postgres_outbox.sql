@@ -135,6 +135,22 @@ WITH me AS (
 )
 SELECT 1 FROM me
 
+-- name: settle_sent (writes)
+-- The same, if all that is to be settled was sent.
+WITH me AS (
+    SELECT started FROM semel_relay WHERE relay = :relay::bytea AND lease_end > {{now}} FOR UPDATE
+), ended AS (
+    UPDATE semel_relay r SET started = '{}' FROM me WHERE r.relay = :relay
+), gone AS (
+    DELETE FROM semel_outbox o
+    USING (SELECT unnest(:sent::bigint[]) INTERSECT SELECT unnest(started) FROM me) AS s (position)
+    WHERE o.position = s.position
+    RETURNING o.stream
+), released AS (
+    DELETE FROM semel_hold h WHERE h.until <= {{now}} AND h.stream = ANY (ARRAY(SELECT stream FROM gone WHERE stream <> ''))
+)
+SELECT 1 FROM me
+
 -- name: leave (writes)
 WITH gone AS (DELETE FROM semel_relay WHERE relay = :relay::bytea RETURNING relay)
 UPDATE semel_lane l SET relay = NULL FROM gone WHERE l.relay = gone.relay

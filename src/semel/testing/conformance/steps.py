@@ -145,9 +145,10 @@ def steps_are_gone_when_someone_resolved_that_it_did_not_happen() -> Script:
 def steps_are_gone_when_the_record_has_expired() -> Script:
     for finished in (True, False):
         for swept in (True, False):
-            id, first = yield from charged(lease=SHORT, ttl=SHORT)
-            if finished:
-                assert (yield Complete(id, first.token, b"answer", SHORT)) is True
+            # The lease holds until the owner ends it.
+            id, first = yield from charged(lease=LIVE, ttl=SHORT)
+            done, left = Complete(id, first.token, b"answer", SHORT), Release(id, first.token, State.ABANDONED)
+            assert (yield done if finished else left) is True
             yield PAST_SHORT
             if swept:
                 yield Sweep(1000)
