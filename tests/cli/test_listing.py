@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from semel import Semel, SQLiteStore
+from semel import Semel, SQLiteStore, migrate_store
 from semel.cli import listing, main
 from semel.cli.app import COMMANDS, make_parser, parse
 from semel.cli.listing import _span
@@ -214,6 +214,30 @@ def test_a_record_that_was_claimed_again_meanwhile_stays(
     assert "3 finished" in printed(capsys, "purge", url, "--operation", "ship", "--yes")
     with Semel(url) as guard:
         assert guard.run("ship", key="k0", tenant="zeta", call=lambda: "other") == "new"
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param("postgres_url", marks=[pytest.mark.server, pytest.mark.postgres]),
+        pytest.param("mariadb_url", marks=[pytest.mark.server, pytest.mark.mariadb]),
+        pytest.param("redis_url", marks=[pytest.mark.server, pytest.mark.redis]),
+    ],
+)
+def test_on_servers(server: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    url = request.getfixturevalue(server)
+    migrate_store(url)
+    with Semel(url) as guard:
+        for i in range(5):
+            guard.run("pay", key=f"k{i}", call=lambda: "done")
+        with pytest.raises(Gone):
+            guard.run("pay", key="doubtful", call=go_silent, guarantee="at_most_once")
+    assert {each["key"] for each in objects(capsys, "list", url, "--state", "done")} == {f"k{i}" for i in range(5)}
+    (found,) = objects(capsys, "stats", url)
+    assert (found["records"], found["states"]) == (6, {"done": 5, "unknown": 1})
+    assert objects(capsys, "purge", url, "--all", "--yes") == [{"count": 5, "dry_run": False}]
+    assert [each["key"] for each in objects(capsys, "list", url)] == ["doubtful"]
+    assert objects(capsys, "stats", url)[0]["records"] == 1, "not only expired, but gone"
 
 
 # release and resolve

@@ -18,7 +18,7 @@ from redis import Redis
 
 from semel import SQLiteStore
 from semel.cli import main
-from semel.core.messaging.messages import BrokerDown, Refused, TryAgain
+from semel.core.messaging.messages import BrokerDown, DestinationDown, Refused, Sent, TryAgain
 from semel.messaging import Outbox
 from semel.stores import postgres
 from tests.messaging.recording_broker import RecordingBroker
@@ -54,6 +54,15 @@ def test_once_sends_all_and_ends(url: str, broker: RecordingBroker, capsys: pyte
     assert capsys.readouterr().out == "in all: 4 sent\n"
     assert main(["outbox", url]) == 0
     assert capsys.readouterr().out == "the outbox is empty\nno relay is running\n"
+
+
+def test_a_destination_that_is_down_is_told(
+    url: str, broker: RecordingBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.answer = lambda message: DestinationDown("no host") if message.destination else Sent()
+    assert main(["relay", url, "--to", "kafka://host/topic", "--once"]) == 1
+    assert sorted(broker.ids()) == ["m0", "m1", "m2"]
+    assert capsys.readouterr().out == "in all: 3 sent, 1 destination is down\n"
 
 
 @pytest.mark.postgres

@@ -229,7 +229,7 @@ def test_release_frees_the_key_and_is_audited(operator: Asking, guard: Semel, ca
     assert found(guard, "k1") is None
     assert guard.run("pay", key="k1", call=lambda: "again") == "again"
     (line,) = [record.getMessage() for record in caplog.records if record.name == "semel.audit"]
-    assert line == f"console: token: release on shop id={id.hex()} operation=pay: changed"
+    assert line == f"console: token from 127.0.0.1: release on shop id={id.hex()} operation=pay: changed"
 
 
 def test_resolve_stores_the_result(operator: Asking, guard: Semel) -> None:

@@ -9,11 +9,26 @@ import flask
 import psycopg
 import pytest
 
-from semel import InProgress, MemoryStore, Semel, StoreUnavailable, StoreUncertain, log_events
+from semel import (
+    InProgress,
+    MemoryStore,
+    OutcomeUnknown,
+    Resumer,
+    Semel,
+    StoreUnavailable,
+    StoreUncertain,
+    current_operation,
+    log_events,
+)
 from semel.core.keys import identity
-from semel.core.ops import Claim, Complete, Renew
-from semel.engine.problem_log import QUIET, ProblemLog
+from semel.core.ops import INPUT, Claim, Claimed, Complete, Renew, SaveStep
+from semel.core.states import Takeover
+from semel.engine.problem_log import _TEXTS, QUIET, ProblemLog
+from semel.errors import NotUndone
 from semel.http import flask as on_flask
+from semel.messaging.reporting import _MessagingLog
+from semel.observe.events import EVENTS
+from semel.testing.conformance import ManualClock
 from semel.testing.faults import until
 from tests.engine.driving import Engine
 from tests.engine.scripted import PATIENCE, Gate, Script, ScriptedStore
@@ -103,6 +118,64 @@ def test_a_lost_lease_is_logged_when_it_is_lost(quiet: Engine, caplog: pytest.Lo
     text = only(caplog)
     assert "lost its lease" in text
     assert RECORD in text
+
+
+def test_an_unknown_outcome_is_logged_once(quiet: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    quiet.abandon(KEY, takeover=Takeover.REJECT)
+    for _ in range(3):
+        with pytest.raises(OutcomeUnknown):
+            quiet.run(lambda: 1, key=KEY)
+    text = only(caplog)
+    assert "nobody knows what attempt 1 did" in text
+    assert RECORD in text
+
+
+def test_a_step_that_cannot_be_undone_is_logged_when_its_tries_are_over(
+    quiet: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def undo(value: int) -> None:
+        raise ValueError("stuck")
+
+    def body() -> Iterator[Any]:
+        op: Any = current_operation()
+        yield op.step("charge", lambda: 1, undo=undo)
+        raise KeyError
+
+    with pytest.raises(NotUndone):
+        quiet.run(body, key=KEY, completion_timeout=0.05)
+    assert "the step 'charge' cannot be undone" in only(caplog)
+
+
+def test_what_a_resumer_gives_up_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    with Semel(MemoryStore(clock=clock), sweep_every=None) as guard:
+
+        @guard.once(operation="op", key="key", resumable=True)
+        def pay(key: str) -> None:
+            raise ValueError("no")
+
+        call = guard.declared_call(guard.resumable["op"], (KEY,), {})
+        claimed = guard.store.execute(call.make_claim())
+        assert isinstance(claimed, Claimed)
+        guard.store.execute(SaveStep(call.id, claimed.token, INPUT, call.seal_input(), 0))
+        resumer = Resumer(guard, tries=2)
+        for _ in range(4):
+            clock.advance(3600)
+            resumer.resume()
+    found = [record.getMessage() for record in lines(caplog)]
+    assert len(found) == 2
+    assert "attempt 2 to resume it failed" in found[0]
+    assert "no resumer tries again" in found[1]
+    assert all(RECORD in text for text in found)
+
+
+def test_each_event_that_somebody_must_act_on_is_logged_without_a_hook() -> None:
+    told_to_the_caller = {"taken_over", "mismatched", "expired", "over_quota", "renewal_failed", "call_unknown"}
+    """The caller gets an error that says it, or Semel has mended it."""
+    elsewhere = {"cache_lost": "semel.tiered"}
+    logged = {event.name for event in (*_TEXTS, *_MessagingLog._TEXTS)}
+    missing = {event.name for event in EVENTS if event.level >= logging.WARNING} - logged
+    assert missing == told_to_the_caller | set(elsewhere)
 
 
 def test_what_is_ordinary_is_not_logged(quiet: Engine, caplog: pytest.LogCaptureFixture) -> None:

@@ -142,6 +142,7 @@ class Console:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
+                self._stopped.clear()
                 self._warming = asyncio.ensure_future(self._views.warm())
             else:
                 await self.close()
@@ -332,7 +333,6 @@ class Console:
         if self._streams >= MOST_STREAMS or _match(self._gets, address.path) is None:
             return page.problem(503 if self._streams >= MOST_STREAMS else 404, "Not live", "Reload the page.")
         query = dict(parse_qsl(address.query, max_num_fields=50))
-        self._streams += 1
         return StreamingResponse(
             self._changes(page, access, address.path, query), media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
@@ -340,6 +340,7 @@ class Console:
 
     async def _changes(self, page: _Page, access: Access, path: str, query: Mapping[str, str]) -> AsyncIterator[bytes]:
         last, end = b"", time.monotonic() + STREAM
+        self._streams += 1
         try:
             yield b"retry: 2000\n\n"
             while time.monotonic() < end and not self._stopped.is_set():

@@ -15,7 +15,7 @@ import ipaddress
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
@@ -89,8 +89,12 @@ class Gate:
             return await access if inspect.isawaitable(access) else access
         bearer = _bearer(request)
         if bearer is not None:
-            return self._signed_in if await self.check(bearer) else None
-        return self._signed_in if self._is_session(request.cookies.get(self.cookie, "")) else None
+            return self._holder(request) if await self.check(bearer) else None
+        return self._holder(request) if self._is_session(request.cookies.get(self.cookie, "")) else None
+
+    def _holder(self, request: Request) -> Access:
+        """The access of somebody with the token. All that is known of them is where they are."""
+        return replace(self._signed_in, who=f"token from {request.client.host if request.client else 'nowhere'}")
 
     async def check(self, token: str) -> bool:
         """Whether this is the token. A wrong one is answered late, and few are looked at in that time."""

@@ -255,7 +255,7 @@ def in_progress(call: Call, record: Record) -> InProgress:
 
 
 def outcome_unknown(call: Call, record: Record) -> OutcomeUnknown:
-    call.tell(events.WentUnknown, record.attempt)
+    call.alert(events.WentUnknown, record.attempt)
     return OutcomeUnknown(
         f"{call}: attempt {record.attempt} was abandoned, and the policy forbids another. "
         "Find out what happened, then resolve() or release() it"
@@ -265,6 +265,6 @@ def outcome_unknown(call: Call, record: Record) -> OutcomeUnknown:
 def no_recovery(call: Call, claimed: Claimed, verdict: object) -> SemelError:
     """Return the error to raise if a recover hook returned CANNOT_TELL, or a value that it must not return."""
     if verdict is CANNOT_TELL:
-        call.tell(events.WentUnknown, claimed.attempt)
+        call.alert(events.WentUnknown, claimed.attempt)
         return OutcomeUnknown(f"{call}: the recover hook could not tell what attempt {claimed.attempt - 1} did")
     return PolicyError(f"recover must return Recovered(value), NOT_DONE or CANNOT_TELL, not {type(verdict).__name__}")

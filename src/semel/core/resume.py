@@ -110,4 +110,5 @@ class ResumePlan:
             self._tell(events.RecoveryGivenUp, record, record.attempt)
 
     def _tell(self, event: type[events.Event], record: Record, *details: Any) -> None:
-        self._hook(event(record.operation, record.tenant, read_label(record).key or "", *details))
+        key, operation = read_label(record).key or "", record.operation
+        self._hook(event(operation, record.tenant, key, *details, route=operation, id=record.id))

@@ -256,7 +256,8 @@ class StepJournal:
             error = outcome.error
             if not isinstance(error, Exception):
                 raise error
-            self._call.tell(events.UndoFailed, step.name, describe_error(error))
+            tell = self._call.alert if pause is None else self._call.tell
+            tell(events.UndoFailed, step.name, describe_error(error))
             if pause is None:
                 return describe_error(error)
             yield Pause(pause)

@@ -349,7 +349,9 @@ class Guard:
             raise NotResolvable(f"{call}: there is no such record")
 
     def emit(self, event: Event) -> None:
-        """Report an event to the hooks."""
+        """Report an event of a resumer to the guard's log and to the hooks."""
+        if self._log is not None:
+            self._log.report(event)
         if self._hook is not None:
             self._hook(event)
 

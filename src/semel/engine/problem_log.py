@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, Final
 
 from semel.core.call import Call
@@ -24,6 +25,10 @@ _TEXTS: Final[dict[type[Event], str]] = {
     events.Unprotected: "the call runs without protection, because the store cannot be reached",
     events.Unstored: "the handler has ended, but its outcome is not stored yet: {1}",
     events.LeaseLostEvent: "attempt {0} lost its lease, so another one may run; its outcome may be refused",
+    events.WentUnknown: "nobody knows what attempt {0} did: find out, then resolve or release the operation",
+    events.UndoFailed: "the step {0!r} cannot be undone, so somebody has to look: {1}",
+    events.RecoveryFailed: "attempt {0} to resume it failed, and is repeated later: {1}",
+    events.RecoveryGivenUp: "it is still abandoned after attempt {0}, so no resumer tries again: somebody has to look",
     events.ResultDropped: "the operation is done, but its result could not be stored: {0}",
     events.Resolved: "someone has resolved or released the operation (it happened: {0})",
     events.OutcomeReleased: "someone has released the stored outcome ({0}, token {1}): the next call runs it again",
@@ -48,6 +53,18 @@ class ProblemLog:
             cause = (event, call.id, details)
         else:
             cause = (event, call.id)
+        self._write(event, call.operation, call.id, details, cause)
+
+    def report(self, event: Event) -> None:
+        """Log a problem of a resumer."""
+        if type(event) in _TEXTS:
+            common = {each.name for each in fields(Event)}
+            details = tuple(getattr(event, each.name) for each in fields(event) if each.name not in common)
+            self._write(type(event), event.operation, event.id, details, (type(event), event.id or details))
+
+    def _write(
+        self, event: type[Event], operation: str, id: bytes, details: tuple[Any, ...], cause: tuple[Any, ...]
+    ) -> None:
         now = self._clock()
         logged, missed = self._causes.get(cause, (-QUIET, 0))
         if now - logged < QUIET:
@@ -58,4 +75,5 @@ class ProblemLog:
         self._causes[cause] = (now, 0)
         text = _TEXTS[event].format(*details)
         more = f" ({missed} more like this in between)" if missed else ""
-        _log.log(event.level, "%r, record %s: %s%s", call.operation, call.id.hex(), text, more)
+        about = f"{operation!r}, record {id.hex()}: " if id else ""
+        _log.log(event.level, "%s%s%s", about, text, more)

@@ -23,15 +23,17 @@ from semel.core.policy import Duration
 from semel.engine.operation.emitting import make_message, tell_emitted
 from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
 from semel.errors import ConfigurationError
+from semel.observe import events
 
 
 class AsyncOutbox:
     """The messages that are to be sent, in the caller's own database."""
 
-    def __init__(self, store: AsyncStore, *, source: str = "") -> None:
+    def __init__(self, store: AsyncStore, *, source: str = "", on_event: events.EventHooks | None = None) -> None:
         """
         :param store: a store in the database of your rows: SQLite, PostgreSQL or MySQL.
         :param source: who sends the messages, such as ``/orders``. CloudEvents call it the source.
+        :param on_event: a hook, or a list of hooks, called with ``Emitted``, unless a hook of the running operation is.
         """
         if store.adopt is None:
             raise ConfigurationError(
@@ -40,6 +42,7 @@ class AsyncOutbox:
             )
         self.store = store
         self.source = source
+        self._hook = events.call_hooks(events.hooks_of(on_event), "semel.outbox")
 
     async def add(
         self,
@@ -87,7 +90,7 @@ class AsyncOutbox:
         )  # fmt: skip
         unit: AsyncUnit = unit_of(self.store, connection)
         await unit.add(message, seconds)
-        tell_emitted(message)
+        tell_emitted(message, hook=self._hook)
         return message.id
 
     async def switch(self, mode: OutboxMode) -> None:

@@ -93,13 +93,23 @@ _log = logging.getLogger("semel.inbox")
 class Inbox:
     """The messages that consumers have applied, in the database of their effects."""
 
-    def __init__(self, store: Store, *, keep: Duration = KEEP, redrive_within: Duration = REDRIVE_WITHIN) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        keep: Duration = KEEP,
+        redrive_within: Duration = REDRIVE_WITHIN,
+        on_event: events.EventHooks | None = None,
+    ) -> None:
         """
         :param store: a store in the database of the effects: SQLite, PostgreSQL or MySQL.
         :param keep: how long an applied message is remembered. A message that is delivered again after that is applied
             again, so it must be longer than the broker keeps messages and ``redrive_within`` together.
         :param redrive_within: how long a dead letter may wait before you redrive it.
+        :param on_event: a hook, or a list of hooks, called with what ``process`` and ``process_many`` do. Handlers have
+            a setting of their own.
         """
+        self._hook = events.call_hooks(events.hooks_of(on_event), "semel.inbox")
         self.store = store
         self.keep = seconds(keep, "keep")
         self.redrive_within = seconds(redrive_within, "redrive_within")
@@ -127,10 +137,13 @@ class Inbox:
         check_message_id(message_id)
         unit = self._unit(connection, own_transaction)
         program = apply_message(unit.connection.dialect, consumer, message_id)
+        message, began = Message(message_id, "", b""), self._now()
         with _transaction(unit, own_transaction):
             if not unit.run(program, _ROW):
+                self._tell(events.Skipped, consumer, [message], began)
                 return False
-            _call(unit, call, _origin(consumer, [Message(message_id, "", b"")]))
+            _call(unit, call, _origin(consumer, [message]))
+        self._tell(events.AppliedEvent, consumer, [message], began)
         return True
 
     def process_many(
@@ -151,11 +164,28 @@ class Inbox:
             check_message_id(message.id)
         unit = self._unit(connection, own_transaction)
         program = apply_messages(unit.connection.dialect, consumer, [message.id for message in messages])
+        began = self._now()
         with _transaction(unit, own_transaction):
             chosen = _first_ones(messages, unit.run(program, _ROW))
             if chosen:
                 _call(unit, lambda: call(chosen), _origin(consumer, chosen))
+        if self._hook is not None:
+            repeated = [message for message in messages if not any(message is each for each in chosen)]
+            self._tell(events.AppliedEvent, consumer, chosen, began)
+            self._tell(events.Skipped, consumer, repeated, began)
         return len(chosen)
+
+    def _now(self) -> float:
+        return 0.0 if self._hook is None else time.monotonic()
+
+    def _tell(
+        self, event: type[events.AppliedEvent | events.Skipped], consumer: str, messages: list[Message], began: float
+    ) -> None:
+        if self._hook is not None:
+            elapsed = time.monotonic() - began
+            for message in messages:
+                came, what = read_metadata(message.headers), message.type or consumer
+                self._hook(event(what, "", message.id, consumer, elapsed, came.root, came.parent, route=what))
 
     def handler(
         self,

@@ -22,15 +22,17 @@ from semel.core.policy import Duration
 from semel.engine.operation.emitting import make_message, tell_emitted
 from semel.engine.ports import Store, Unit, unit_of
 from semel.errors import ConfigurationError
+from semel.observe import events
 
 
 class Outbox:
     """The messages that are to be sent, in the caller's own database."""
 
-    def __init__(self, store: Store, *, source: str = "") -> None:
+    def __init__(self, store: Store, *, source: str = "", on_event: events.EventHooks | None = None) -> None:
         """
         :param store: a store in the database of your rows: SQLite, PostgreSQL or MySQL.
         :param source: who sends the messages, such as ``/orders``. CloudEvents call it the source.
+        :param on_event: a hook, or a list of hooks, called with ``Emitted``, unless a hook of the running operation is.
         """
         if store.adopt is None:
             raise ConfigurationError(
@@ -39,6 +41,7 @@ class Outbox:
             )
         self.store = store
         self.source = source
+        self._hook = events.call_hooks(events.hooks_of(on_event), "semel.outbox")
 
     def add(
         self,
@@ -86,7 +89,7 @@ class Outbox:
         )  # fmt: skip
         unit: Unit = unit_of(self.store, connection)
         unit.add(message, seconds)
-        tell_emitted(message)
+        tell_emitted(message, hook=self._hook)
         return message.id
 
     def switch(self, mode: OutboxMode) -> None:

@@ -330,7 +330,7 @@ class RecoveryGivenUp(Event, level=ERROR):
 @dataclass(frozen=True, slots=True)
 class Emitted(Event):
     """A message was added to the outbox. It is sent if the transaction commits. ``operation``, ``tenant`` and ``key``
-    are those of the operation that added it."""
+    are those of the operation that added it; without one, the type and the id of the message."""
 
     message: str
     """The message's id."""
@@ -413,7 +413,8 @@ class SlotLag(Event, level=WARNING):
 
 @dataclass(frozen=True, slots=True)
 class AppliedEvent(Event):
-    """A consumer has applied a message. ``operation`` is its type, and ``key`` its id."""
+    """A consumer has applied a message. ``operation`` is its type, or the consumer if ``inbox.process`` applied it, and
+    ``key`` its id."""
 
     consumer: str
     seconds: float

@@ -27,9 +27,9 @@ from semel.core.states import State
 from semel.core.values import value
 from semel.engine.forking import survive_forks
 from semel.engine.ports import Store
-from semel.errors import ConfigurationError, NotMigrated, StoreError
+from semel.errors import ConfigurationError, MissingDependency, NotMigrated, StoreError
 from semel.observe.labels import OTHER
-from semel.stores.urls import open_store
+from semel.stores.urls import has_tables, open_any_store
 
 EVERY: Final = "30s"
 LOOK: Final = 5000
@@ -70,15 +70,18 @@ class StoreWatch:
         :param every: how often it looks, at most.
         :param look: how many records it looks at to find those that are not finished, the newest ones first.
         """
-        self._opened = isinstance(store, str)
-        self._store: Store = open_store(store) if isinstance(store, str) else store
-        if inspect.iscoroutinefunction(self._store.execute):
+        self._url = store if isinstance(store, str) else None
+        if self._url is not None:
+            has_tables(self._url)  # raises StoreURLError if it is no URL of a store
+        self._store: Store | None = None if isinstance(store, str) else store
+        if self._store is not None and inspect.iscoroutinefunction(self._store.execute):
             raise ConfigurationError(f"{type(store).__name__} is an async store: pass its URL, or a sync store")
         self._every = seconds(every, "every")
         self._look = look
         self._state: StoreState | None = None
         self._due = float("-inf")
         self._lock = threading.Lock()
+        self._looking = threading.Lock()
         self._failed = ""
         survive_forks(self._renew)
 
@@ -96,8 +99,14 @@ class StoreWatch:
     def look(self) -> StoreState:
         """Look now. A failure of the store is logged."""
         try:
-            self._state, self._failed = self._read(), ""
-        except StoreError as error:
+            with self._looking:
+                if self._store is None:
+                    # Here, and not when it is made: where only an async driver is installed, the store has an event
+                    # loop of its own, which cannot start inside another one.
+                    assert self._url is not None
+                    self._store = open_any_store(self._url)
+                self._state, self._failed = self._read(self._store), ""
+        except (StoreError, MissingDependency) as error:
             self._state = StoreState(up=False)
             if self._failed != str(error):
                 self._failed = str(error)
@@ -106,11 +115,11 @@ class StoreWatch:
 
     def close(self) -> None:
         """Close the store, if it was opened here from a URL."""
-        if self._opened:
-            self._store.close()
+        with self._looking:
+            if self._url is not None and self._store is not None:
+                self._store.close()
 
-    def _read(self) -> StoreState:
-        store = self._store
+    def _read(self, store: Store) -> StoreState:
         size, unfinished = None, None
         if store.lists:
             size = store.execute(Measure())
@@ -128,6 +137,7 @@ class StoreWatch:
 
     def _renew(self) -> None:
         self._lock = threading.Lock()
+        self._looking = threading.Lock()
         self._due = float("-inf")
 
 

@@ -186,7 +186,8 @@ def _summary(report: RelayReport) -> str:
     if report.broker_down:
         parts.append(f"the broker is down: {report.broker_down}")
     if report.destinations_down:
-        parts.append(f"{report.destinations_down} destinations are down")
+        several = report.destinations_down > 1
+        parts.append(f"{report.destinations_down} {'destinations are' if several else 'destination is'} down")
     return ", ".join(parts)
 
 

@@ -64,11 +64,17 @@ def make_message(
     return message, 0.0 if delay is None else float(seconds(delay, "delay"))
 
 
-def tell_emitted(message: Message, op: OperationHandle | None = None) -> None:
-    """Tell the hooks of the operation, by default the one that is running, that it has added this message."""
+def tell_emitted(message: Message, op: OperationHandle | None = None, hook: events.EventHook | None = None) -> None:
+    """Tell the hooks of the operation, by default the one that is running, that it has added this message.
+
+    :param hook: is told instead if there is no operation, or if that has no hook.
+    """
     op = op or running.get()
+    details = (message.id, message.destination, message.stream, message.type)
     if op is not None and op._call.hook is not None:
-        op._call.tell(events.Emitted, message.id, message.destination, message.stream, message.type)
+        op._call.tell(events.Emitted, *details)
+    elif hook is not None:
+        hook(events.Emitted(message.type, "", message.id, *details, route=message.type))
 
 
 def unit_for_messages(op: OperationHandle) -> Any:
