@@ -345,7 +345,8 @@ class _Run:
         deadline = began + plan.lease * 2 / 3
         results = yield from self._publish(ready, deadline, ahead)
         self._judge_broker(results.values())
-        self._judge_destinations(ready, results, plan.clock() >= deadline)
+        # A relay that was frozen for longer than its lease is late by itself.
+        self._judge_destinations(ready, results, deadline <= plan.clock() < began + plan.lease)
         op, reports = self._judge(found, {**unsent, **results}, log is not None)
         if log:
             suspects = [] if len(op.sent) == len(found) else _others(found, op.sent)
