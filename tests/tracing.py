@@ -33,6 +33,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config.pluginmanager.register(Sparingly(plugin.cov_controller))
 
 
+_ELSEWHERE = {"semel.__main__", "semel.http.django.admin", "semel.http.django.models"}
+"""A command, and modules that only a Django project can import."""
+
+
 class Sparingly:
     def __init__(self, controller: Any) -> None:
         self._controller = controller
@@ -44,7 +48,7 @@ class Sparingly:
     def pytest_collection(self) -> None:
         """Collecting runs the top level of Semel's modules and little else of it: trace that alone."""
         for module in pkgutil.walk_packages(semel.__path__, "semel."):
-            if not module.name.endswith("__main__"):
+            if module.name not in _ELSEWHERE:
                 importlib.import_module(module.name)
         self._trace(False)
 

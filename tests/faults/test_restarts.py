@@ -15,7 +15,7 @@ from tests.servers import PostgresServer
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
-RESTARTS: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate", "fast")
+RESTARTS: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
 
 
 def goes_on(workers: Workers) -> None:
@@ -24,9 +24,9 @@ def goes_on(workers: Workers) -> None:
     until(lambda: len(effects(workers.log.read())) >= done + 10, 90, "the work does not go on")
 
 
-@pytest.mark.parametrize("policy", ["recover", "at_most_once", "retry"])
+@pytest.mark.parametrize("policy", ["recover", "at_most_once"])
 def test_restarts_under_load_lose_nothing_and_repeat_nothing(
-    private_postgres: PostgresServer, tmp_path: Path, policy: Literal["recover", "at_most_once", "retry"]
+    private_postgres: PostgresServer, tmp_path: Path, policy: Literal["recover", "at_most_once"]
 ) -> None:
     url = private_postgres.create_database()
     migrate_store(url)
@@ -47,7 +47,7 @@ def test_restarts_under_load_lose_nothing_and_repeat_nothing(
         assert {line.key for line in lines if line.what == "answer"} <= set(counts)
         if policy == "recover":
             assert counts == dict.fromkeys(begun, 1)
-        elif policy == "at_most_once":
+        else:
             assert max(counts.values()) == 1
         states = {key: record.state for key in begun if (record := workers.lookup(key)) is not None}
         assert set(states) == begun

@@ -92,12 +92,10 @@ def judged(workers: Workers, lines: list[Line]) -> None:
         assert record.state is State.DONE
 
 
-@pytest.mark.parametrize("primary", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def test_redis_is_flushed_stopped_killed_and_started_again_under_load(
-    primary: str, private_redis: RedisServer, tmp_path: Path, request: pytest.FixtureRequest
+    postgres_url: str, private_redis: RedisServer, tmp_path: Path
 ) -> None:
-    behind = f"sqlite:///{tmp_path / 'semel.db'}" if primary == "sqlite" else request.getfixturevalue("postgres_url")
-    url = f"tiered:{behind},{private_redis.url}"
+    url = f"tiered:{postgres_url},{private_redis.url}"
     migrate_store(url)
     with Workers(url, tmp_path, policy="recover", lease=2.0) as workers:
         workers.spawn(3)

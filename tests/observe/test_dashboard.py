@@ -143,7 +143,7 @@ def test_every_query_finds_something(scraped: PrometheusServer) -> None:
             found = scraped.ask("query", query=filled(target["expr"]))["result"]
             assert found, f"{panel['title']}: nothing is found by {target['expr']}"
     for variable in DASHBOARD["templating"]["list"][1:]:
-        metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["definition"]).groups()  # type: ignore[union-attr]
+        metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()  # type: ignore[union-attr]
         assert scraped.ask(f"label/{label}/values", **{"match[]": filled(metric)})
 
     # What an alert compares is there, whatever the comparison says.

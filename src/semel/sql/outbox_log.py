@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from semel.core.messaging.messages import (
@@ -29,7 +30,7 @@ from semel.sql.outbox import outgoing, settle_messages
 from semel.sql.program import Program, Query, Rows, Statement, load_queries
 
 R = TypeVar("R")
-_Q: Final = load_queries(
+QUERIES: Final = load_queries(
     "semel.sql.dialects",
     "postgres_log.sql",
     now="statement_timestamp()",
@@ -38,21 +39,22 @@ _Q: Final = load_queries(
 )
 _IDLE: Final = 1024 * 1024
 """The slot follows the database's log when so many bytes hold no message."""
+_POSITION: Final = itemgetter(0)
 _BEGIN, _COMMIT, _ROLLBACK = (Query(word.lower(), word, True) for word in ("BEGIN", "COMMIT", "ROLLBACK"))
 
 
 def _take(op: TakeLog) -> Program[LogOwned]:
-    found = yield _Q["take"](relay=op.relay)
+    found = yield QUERIES["take"](relay=op.relay)
     if not found:
         return LogOwned("queue")
     mode, same_cluster = found[0]
     if not same_cluster:  # the database was restored: the cursor's snapshots are those of another server
-        yield _Q["switch"](mode=mode)
+        yield QUERIES["switch"](mode=mode)
         return LogOwned("queue")
     if mode == "log":
-        yield _Q["trim"]()
+        yield QUERIES["trim"]()
         return LogOwned("log")
-    ((_, slot, lost, retained),) = yield _Q["slot"]()
+    ((_, slot, lost, retained),) = yield QUERIES["slot"]()
     if slot is None or lost:
         raise ConfigurationError(
             "the outbox is in the mode 'wal', and its replication slot is gone: messages that were added since then "
@@ -66,7 +68,7 @@ def _read(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
     if not found:
         return found
     streams = {each.message.stream for each in found}
-    waiting = {row[0] for row in (yield _Q["waiting"](streams=list(streams - {""})))}
+    waiting = {row[0] for row in (yield QUERIES["waiting"](streams=list(streams - {""})))}
     if waiting:
         return tuple(
             Outgoing(each.position, each.message, each.starts, each.message.stream in waiting) for each in found
@@ -75,18 +77,19 @@ def _read(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
 
 
 def _read_log(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
-    read = {"relay": op.relay, "most": op.limit, "lease": op.lease, "ahead": op.ahead}
-    rows = yield _Q["read"](**read)
+    low = 0 if op.ahead else (yield QUERIES["low"]())[0][0]
+    read = {"relay": op.relay, "most": op.limit, "lease": op.lease, "ahead": op.ahead, "low": low}
+    rows = yield QUERIES["read"](**read)
     if not op.ahead and rows and rows[0][:2] == (None, 1):
-        rows = yield _Q["read"](**read)
+        rows = yield QUERIES["read"](**read)
     if not rows:
         return None
-    return () if rows[0][0] is None else tuple(map(outgoing, rows))
+    return () if rows[0][0] is None else tuple(map(outgoing, sorted(rows, key=_POSITION)))
 
 
 def _read_wal(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
-    upto, messages, end = _decoded((yield _Q["peek"](most=3 * op.limit)))
-    rows = yield _Q["note"](relay=op.relay, lease=op.lease, started=end)
+    upto, messages, end = _decoded((yield QUERIES["peek"](most=3 * op.limit)))
+    rows = yield QUERIES["note"](relay=op.relay, lease=op.lease, started=end)
     if not rows:
         return None
     passed, crashed = rows[0]
@@ -95,9 +98,9 @@ def _read_wal(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
     if found:
         return tuple(Outgoing(position, message, int(position <= crashed)) for position, _, message in found)
     if (end or upto) > passed + _IDLE:
-        yield _Q["note"](relay=op.relay, lease=op.lease, started=end or upto)
-        yield _Q["pass"](relay=op.relay, last=0, stays=False, next=None)
-    yield _Q["advance"](relay=op.relay)
+        yield QUERIES["note"](relay=op.relay, lease=op.lease, started=end or upto)
+        yield QUERIES["pass"](relay=op.relay, last=0, stays=False, next=None)
+    yield QUERIES["advance"](relay=op.relay)
     return ()
 
 
@@ -131,7 +134,7 @@ def _pass(op: PassLog) -> Program[bool]:
     else:
         owned = bool((yield _passed(op)))
     if owned and op.mode == "wal":  # not before the commit: what has moved must be in the queue
-        yield _Q["advance"](relay=op.relay)
+        yield QUERIES["advance"](relay=op.relay)
     return owned
 
 
@@ -148,7 +151,7 @@ def _in_transaction(program: Program[R]) -> Program[R]:
 
 def _move(op: PassLog) -> Program[bool]:
     """Move messages to the queue and settle those that have failed, in one transaction: they have no owner there."""
-    rows = yield _Q["lock"](relay=op.relay)
+    rows = yield QUERIES["lock"](relay=op.relay)
     if not rows:
         return False
     if rows[0][0] is not None and (
@@ -163,13 +166,13 @@ def _move(op: PassLog) -> Program[bool]:
 def _passed(op: PassLog) -> Statement:
     # In the mode "wal" a batch ends with the commit of its last message, which only the cursor knows.
     last = 0 if op.mode == "wal" else op.last
-    return _Q["pass"](relay=op.relay, last=last, stays=op.stays, next=op.then)
+    return QUERIES["pass"](relay=op.relay, last=last, stays=op.stays, next=op.then)
 
 
 def _move_messages(relay: bytes, moved: Sequence[Outgoing]) -> Program[dict[str, int]]:
     """Move messages to the queue. Returns their positions there, by their ids."""
     messages = [each.message for each in moved]
-    rows = yield _Q["move"](
+    rows = yield QUERIES["move"](
         relay=relay,
         starts=[each.starts for each in moved],
         lanes=[lane_of(one.stream, one.id) for one in messages],
@@ -194,38 +197,38 @@ def _switch(op: SwitchMode) -> Program[None]:
             f"given up, and nothing was changed. Try again when that one has ended ({error})"
         ) from error.__cause__
     if op.mode != "wal":
-        yield _Q["drop_slot"]()
+        yield QUERIES["drop_slot"]()
 
 
 def _make_slot() -> Program[None]:
-    ((level, slot, lost, _),) = yield _Q["slot"]()
+    ((level, slot, lost, _),) = yield QUERIES["slot"]()
     if level != "logical":
         raise ConfigurationError(
             f"the mode 'wal' needs wal_level = logical, and this server has {level}: set it (ALTER SYSTEM SET "
             "wal_level = 'logical') and restart the server; or use the mode 'log', which needs no setting"
         )
-    if not (yield _Q["publication"]()):
-        yield _Q["create_publication"]()
+    if not (yield QUERIES["publication"]()):
+        yield QUERIES["create_publication"]()
     if lost:
-        yield _Q["drop_slot"]()
+        yield QUERIES["drop_slot"]()
     if lost or slot is None:
-        yield _Q["create_slot"]()
-        yield _Q["forget"]()
+        yield QUERIES["create_slot"]()
+        yield QUERIES["forget"]()
 
 
 def _switch_locked(mode: OutboxMode) -> Program[None]:
-    yield _Q["lock_timeout"]()
-    yield _Q["lock_mode"]()
-    ((now, passed),) = yield _Q["mode"]()
-    ((_, slot, lost, _),) = yield _Q["slot"]()
+    yield QUERIES["lock_timeout"]()
+    yield QUERIES["lock_mode"]()
+    ((now, passed),) = yield QUERIES["mode"]()
+    ((_, slot, lost, _),) = yield QUERIES["slot"]()
     if now == mode == "wal":
         return
     if now == "wal" and slot is not None and not lost:
         # What was not read yet moves to the queue, as semel_switch does with the log.
-        _, messages, _ = _decoded((yield _Q["peek"](most=None)))
+        _, messages, _ = _decoded((yield QUERIES["peek"](most=None)))
         left = [Outgoing(position, message, 0) for position, commit, message in messages if commit > passed]
         yield from _move_messages(b"", left)
-    yield _Q["switch"](mode=mode)
+    yield QUERIES["switch"](mode=mode)
 
 
 LOG_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[Any]]]] = {

@@ -18,11 +18,14 @@ SELECT semel_trim()
 -- name: switch (writes)
 SELECT semel_switch(:mode::text)
 
+-- name: low (reads)
+SELECT last_value - 1 FROM semel_log_position
+
 -- name: read (writes)
 -- One row without a position says that there is nothing to send; its second column, that there may be now, behind the
 -- messages of this turn. No row says that the lease has ended, or that another relay owns the cursor. Messages of transactions that were running when "seen" was taken are found by their transaction, the
--- others by their position: what a long transaction elsewhere holds up is not read again and again. "low" is from an
--- earlier statement, so that it is older than the snapshot. A look ahead changes nothing; it stays in this turn.
+-- others by their position: what a long transaction elsewhere holds up is not read again and again. "low" is from the
+-- statement before, so that it is older than the snapshot. A look ahead changes nothing; it stays in this turn.
 WITH me AS (
     UPDATE semel_relay SET lease_end = greatest(lease_end, {{now}} + :lease::float8 * interval '1 second')
     WHERE relay = :relay::bytea AND lease_end > {{now}}
@@ -30,7 +33,7 @@ WITH me AS (
 ), cur AS (
     SELECT c.relay, c.seen, p.passed, c.upto IS NOT NULL AS was_open, greatest(c.low, p.passed) AS above, c.crashed,
            coalesce(c.upto, pg_current_snapshot()) AS upto,
-           CASE WHEN c.upto IS NULL THEN c.next_low ELSE c.upto_low END AS upto_low,
+           CASE WHEN c.upto IS NULL THEN :low::bigint ELSE c.upto_low END AS upto_low,
            CASE WHEN c.upto IS NULL THEN (SELECT last_value FROM semel_log_position) ELSE c.high END AS high
     FROM me JOIN semel_cursor c ON c.relay = me.relay
     CROSS JOIN LATERAL (SELECT CASE WHEN :ahead::boolean THEN c.started ELSE c.passed END AS passed) AS p
@@ -46,14 +49,16 @@ WITH me AS (
         ) AS l
         UNION ALL
         SELECT l.* FROM cur CROSS JOIN LATERAL pg_snapshot_xip(cur.seen) AS x (xid) CROSS JOIN LATERAL (
+            -- As l.xid = x.xid AND l.position > cur.passed, so that no other index can be taken.
             SELECT * FROM semel_log l
-            WHERE l.xid = x.xid AND l.position > cur.passed AND pg_visible_in_snapshot(l.xid, cur.upto)
-            ORDER BY l.position LIMIT :most
+            WHERE (l.xid, l.position) > (x.xid, cur.passed) AND l.xid <= x.xid
+              AND pg_visible_in_snapshot(l.xid, cur.upto)
+            ORDER BY l.xid, l.position LIMIT :most
         ) AS l
     ) AS both_ ORDER BY position LIMIT :most
 ), found AS (
     SELECT * FROM (
-        SELECT *, sum(octet_length(data)) OVER (ORDER BY position) - octet_length(data) AS before FROM next
+        SELECT *, sum(octet_length(data)) OVER (ROWS UNBOUNDED PRECEDING) - octet_length(data) AS before FROM next
     ) AS summed
     WHERE before < {{bytes}}
 ), noted AS (
@@ -61,8 +66,7 @@ WITH me AS (
         upto = CASE WHEN n.taken > 0 THEN cur.upto END, upto_low = cur.upto_low, high = cur.high,
         seen = CASE WHEN n.taken > 0 THEN c.seen ELSE cur.upto END,
         low = CASE WHEN n.taken > 0 THEN c.low ELSE cur.upto_low END,
-        passed = CASE WHEN n.taken > 0 THEN c.passed ELSE 0 END,
-        next_low = (SELECT last_value - 1 FROM semel_log_position)
+        passed = CASE WHEN n.taken > 0 THEN c.passed ELSE 0 END
     FROM cur, (
         SELECT max(position) AS last, count(*) AS taken, (SELECT count(*) FROM next) AS all_ FROM found
     ) AS n
@@ -71,7 +75,6 @@ WITH me AS (
 SELECT f.position, (CASE WHEN f.position IS NULL THEN was_open ELSE f.position <= cur.crashed END)::integer, f.id, f.type, f.data, f.source, f.destination,
        f.stream, f.sequence, f.subject, f.content_type, extract(epoch FROM f.created)::float8, f.headers, 0
 FROM cur LEFT JOIN found f ON true
-ORDER BY f.position
 
 -- name: waiting (reads)
 -- Which of these streams have messages in the queue, or are parked: what follows must go there too.

@@ -51,7 +51,6 @@ CREATE TABLE semel_cursor (
     low bigint NOT NULL,
     upto pg_snapshot,
     upto_low bigint NOT NULL,
-    next_low bigint NOT NULL,
     high bigint NOT NULL,
     passed bigint NOT NULL,
     started bigint,
@@ -59,8 +58,8 @@ CREATE TABLE semel_cursor (
     crashed bigint NOT NULL
 ) WITH (fillfactor = 50);
 
-INSERT INTO semel_cursor (cluster, seen, low, upto_low, next_low, high, passed, ends, crashed)
-SELECT system_identifier, pg_current_snapshot(), 0, 0, 0, 0, 0, false, 0 FROM pg_control_system();
+INSERT INTO semel_cursor (cluster, seen, low, upto_low, high, passed, ends, crashed)
+SELECT system_identifier, pg_current_snapshot(), 0, 0, 0, 0, false, 0 FROM pg_control_system();
 
 CREATE OR REPLACE FUNCTION semel_add(
     new_id text, new_type text, new_data bytea, new_source text, new_destination text, new_stream text,
@@ -147,8 +146,8 @@ BEGIN
     ON CONFLICT (id) DO NOTHING;
     TRUNCATE semel_log;
     SELECT last_value - 1 INTO c.low FROM semel_log_position;
-    UPDATE semel_cursor SET relay = NULL, cluster = here, seen = pg_current_snapshot(), low = c.low, next_low = c.low,
-        upto = NULL, passed = 0, started = NULL, crashed = 0;
+    UPDATE semel_cursor SET relay = NULL, cluster = here, seen = pg_current_snapshot(), low = c.low, upto = NULL,
+        passed = 0, started = NULL, crashed = 0;
     UPDATE semel_outbox_mode SET mode = new_mode;
 END
 $$;
