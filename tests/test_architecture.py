@@ -167,11 +167,18 @@ def parsed() -> list[tuple[str, str, Path, ast.Module]]:
     return found
 
 
+@cache
+def imported() -> list[tuple[str, Path, Import]]:
+    """(module, path, import) of all imports below src/semel."""
+    return [(module, path, found) for module, package, path, tree in parsed() for found in imports(tree, package)]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forget_the_trees() -> Iterator[None]:
     """They are 400,000 objects: every later garbage collection of the session would look at them."""
     yield
     parsed.cache_clear()
+    imported.cache_clear()
 
 
 def where(path: Path, line: int) -> str:
@@ -190,8 +197,7 @@ def test_dependencies_point_one_way() -> None:
     report(
         [
             f"{where(path, found.line)}: imports {target}: {why}"
-            for module, package, path, tree in parsed()
-            for found in imports(tree, package)
+            for module, path, found in imported()
             for target in targets(found, known)
             if (why := objection(module, target))
         ]
@@ -213,9 +219,8 @@ def test_no_imports_go_in_a_circle() -> None:
     """An import inside a function counts too: it hides a cycle and does not break it."""
     known = frozenset(modules())
     graph: dict[str, set[str]] = {module: set() for module in known}
-    for module, package, _, tree in parsed():
-        for found in imports(tree, package):
-            graph[module].update(target for target in targets(found, known) if target in known and target != module)
+    for module, _, found in imported():
+        graph[module].update(target for target in targets(found, known) if target in known and target != module)
     report(
         [
             f"{' → '.join(cycle)}: an import cycle. Move what both need into a module that neither owns."

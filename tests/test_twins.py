@@ -141,6 +141,7 @@ def test_a_twin_is_the_source_without_what_is_async(tool: ModuleType, checkout: 
     assert (checkout / "src" / "sync.py").read_text() == TWIN
 
 
+@pytest.mark.slow
 def test_a_drift_is_found_and_nothing_is_written(
     tool: ModuleType, checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

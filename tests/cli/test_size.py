@@ -549,6 +549,7 @@ def test_the_table_says_what_the_stores_declare(tmp_path: Path) -> None:
             assert store.store().wakes is store.wakes
 
 
+@pytest.mark.slow
 def test_showing_the_stores_needs_no_driver() -> None:
     blocked = "import sys\nfor name in 'psycopg asyncpg pymysql asyncmy redis hiredis boto3 aiobotocore'.split():\n"
     program = f"{blocked}    sys.modules[name] = None\nfrom semel.cli import main\nsys.exit(main(['stores']))"

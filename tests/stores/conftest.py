@@ -13,8 +13,12 @@ SAMPLED = {proof for family in FAMILIES for proof in family.proofs[:: 1 if famil
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A suite with ``sampled`` plays all races, all proofs of fencing and every third of the others.
 
-    Its programs and statements are those of another suite that plays them all: only how they are sent differs.
+    Its programs and statements are those of another suite that plays them all: only how they are sent differs. The
+    random programs of a suite take a second also where there is no server.
     """
+    for item in items:
+        if item.name == "test_model":
+            item.add_marker("slow")
     left_out = [item for item in items if is_left_out(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -282,6 +282,7 @@ def test_any_program_of_ours_runs_on_a_lent_connection(database: str) -> None:
         each.close()
 
 
+@pytest.mark.slow
 def test_adopting_imports_no_package_that_is_not_loaded() -> None:
     probe = (
         "import sqlite3, sys; from semel.sql.connections.adopt import adopt; adopt(sqlite3.connect(':memory:'));"

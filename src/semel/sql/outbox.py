@@ -42,7 +42,7 @@ from semel.sql.program import Packet, Piece, Program, Rows, load_queries
 _LONGEST: Final = 366 * 86400.0
 """The longest time that a message is put off, in seconds."""
 _BYTES: Final = str(MAX_STARTED_BYTES)
-_read_json: Final = json.JSONDecoder().raw_decode
+read_json: Final = json.JSONDecoder().raw_decode
 """As ``json.loads``, without looking for blanks around: it is called for every message that is sent."""
 
 
@@ -54,7 +54,7 @@ def outgoing(row: Sequence[Any]) -> Outgoing:
     ) = row  # fmt: skip
     message = Message(
         id, type, bytes(data), source, destination, stream, sequence, subject, content_type, float(time),
-        _read_json(headers)[0], redrives,
+        read_json(headers)[0], redrives,
     )  # fmt: skip
     return Outgoing(position, message, starts)
 

@@ -26,7 +26,7 @@ from semel.core.messaging.messages import (
 from semel.core.ops import Op
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable
 from semel.sql.connections.errors import Contention
-from semel.sql.outbox import outgoing, settle_messages
+from semel.sql.outbox import outgoing, read_json, settle_messages
 from semel.sql.program import Program, Query, Rows, Statement, load_queries
 
 R = TypeVar("R")
@@ -122,9 +122,11 @@ def _decoded(rows: Rows) -> tuple[int, list[tuple[int, int, Message]], int]:
 def _unpacked(content: bytes) -> Message:
     """The message that ``semel_add`` has written."""
     head, _, data = content.partition(b"\n")
-    id, type, source, destination, stream, sequence, subject, content_type, created, headers = json.loads(head)
+    id, type, source, destination, stream, sequence, subject, content_type, created, headers = read_json(head.decode())[
+        0
+    ]
     return Message(
-        id, type, data, source, destination, stream, sequence, subject, content_type, created, json.loads(headers)
+        id, type, data, source, destination, stream, sequence, subject, content_type, created, read_json(headers)[0]
     )
 
 
