@@ -18,6 +18,8 @@ from semel.core.keys import identity, identity_hash
 from semel.core.messaging.messages import BuryMessage, Message
 from semel.core.ops import Claim, Record
 from semel.core.states import State, Takeover
+from semel.core.trail.minutes import MinuteCounter, minute_row
+from semel.core.trail.moments import KeepTrail
 from semel.errors import OutcomeUnknown, StoreUnavailable
 from semel.stores.sqlite import migrate
 from tests.console.conftest import Asking
@@ -85,6 +87,23 @@ def test_the_overview_counts_what_was_asked_ran_and_was_absorbed(operator: Askin
     page = operator.get("/").text
     assert "as it should be" in page
     assert "<svg" in page
+
+
+def test_an_hour_of_history_is_read_little_by_little_and_counted_once(store: MemoryStore) -> None:
+    counter, now = MinuteCounter(), time.time()
+    for minute in range(60):
+        counter.add(now - 60 * minute, "pay", "started", 0.001)
+    rows = tuple(minute_row(counts) for counts in counter.take_changed())
+    store.execute(KeepTrail(b"a writer", (), rows, 1e6, 1e6))
+    with Semel(store) as guard:
+        asking = Asking(Console(guard, allow=lambda request: Access()))
+        first = asking.get("/overview.json").json()
+        assert first["reading"]
+        assert 0 < first["totals"]["asked"] < 60
+        view = until(asking, "/overview.json", lambda view: not view["reading"])
+        assert view["totals"]["asked"] >= 59  # the present minute may be another one by now
+        assert asking.get("/overview.json").json()["totals"]["asked"] == view["totals"]["asked"]
+        asking.close()
 
 
 def test_without_a_history_the_newest_records_are_counted(store: MemoryStore) -> None:

@@ -108,6 +108,7 @@ class Views:
             "now": instant(now),
             "since": instant(since),
             "history": any(part["history"] for part in parts.values()),
+            "reading": any(watched.reading for watched in self.watched.values()),
             "sampled": [] if counted else _sampled(parts),
             "looked_at": LOOK if any(listing.after for listing in listed) else None,
             "stores": [_store(name, part) for name, part in parts.items()],

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -25,7 +26,7 @@ from semel.core.ops import Listing, ListRecords, Lookup, Measure, Op, Record, Si
 from semel.core.states import State
 from semel.engine.aio import AsyncGuard
 from semel.engine.sync import SyncGuard
-from semel.errors import ConfigurationError, MissingDependency, StoreUnavailable
+from semel.errors import ConfigurationError, MissingDependency, SemelError, StoreUnavailable
 from semel.messaging import AsyncDeadLetters, DeadLetters
 from semel.stores.aio_guard import AsyncSemel
 from semel.stores.guard import Semel
@@ -45,6 +46,8 @@ SLICE: Final = 120
 """Seconds of history that are read together ..."""
 SETTLED: Final = 180.0
 """... and after so many seconds are kept: a writer is seldom later ..."""
+AT_ONCE: Final = 5
+"""Slices that a page waits for."""
 KEPT: Final = 600.0
 """... for at least so many seconds."""
 STORY: Final = 500
@@ -61,6 +64,7 @@ class WatchedStore:
         self._watched = watched
         self._opened: SyncGuard | AsyncGuard | None = None
         self._slices: dict[int, tuple[float, tuple[Minute, ...]]] = {}
+        self._reading: asyncio.Future[None] | None = None
         self._answers: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
 
     @property
@@ -150,14 +154,31 @@ class WatchedStore:
         missing = [at for at in range(first, newest) if at not in self._slices]
         expired = next((at for at, (until, _) in self._slices.items() if until < now), None)
         if missing:
-            await self._fresh(("slices", missing[0]), lambda: self._read_slices(reader, missing[0], missing[-1] + 1))
+            await self._read_some(reader, missing[-AT_ONCE:])
+            if len(missing) > AT_ONCE and not self.reading:
+                self._reading = asyncio.ensure_future(self._read_rest(reader, missing[:-AT_ONCE]))
         elif expired is not None:
-            await self._fresh(("slices", expired), lambda: self._read_slices(reader, expired, expired + 1))
+            await self._read_some(reader, [expired])
         recent: tuple[Minute, ...] = await self._fresh(
             ("minutes", newest), lambda: self._in_time(reader.minutes(newest * SLICE))
         )
         settled = (minute for at in sorted(self._slices) for minute in self._slices[at][1])
         return (*(minute for minute in settled if minute.at >= since), *recent)
+
+    @property
+    def reading(self) -> bool:
+        """Whether older minutes are still being read."""
+        return self._reading is not None and not self._reading.done()
+
+    async def _read_rest(self, reader: AsyncTrailReader, missing: Sequence[int]) -> None:
+        """Read the older minutes little by little: no page waits for them."""
+        with suppress(SemelError):  # the next page tries again
+            for end in range(len(missing), 0, -AT_ONCE):
+                await self._read_some(reader, missing[max(0, end - AT_ONCE) : end])
+
+    async def _read_some(self, reader: AsyncTrailReader, slices: Sequence[int]) -> None:
+        first, end = slices[0], slices[-1] + 1
+        await self._fresh(("slices", first, end), lambda: self._read_slices(reader, first, end))
 
     async def _read_slices(self, reader: AsyncTrailReader, first: int, end: int) -> None:
         found = await self._in_time(reader.minutes(first * SLICE, end * SLICE))
@@ -223,6 +244,8 @@ class WatchedStore:
 
     async def close(self) -> None:
         """Close what was opened here. A guard of the application stays open."""
+        if self._reading is not None:
+            self._reading.cancel()
         opened, self._opened = self._opened, None
         if isinstance(opened, SyncGuard):
             await asyncio.to_thread(opened.close)
