@@ -367,5 +367,9 @@ def test_prometheus_finds_what_all_processes_have_counted(payments: Payments) ->
         key = new_key()
         payments.pay(key)
         payments.pay(key)
-    until(lambda: (found("started"), found("replayed")) == (started + 10, replayed + 10), 20, "all is counted")
+
+    def counted() -> bool:  # and perhaps what earlier tests did: a process writes about once a second
+        return found("started") >= started + 10 and found("replayed") >= replayed + 10
+
+    until(counted, 20, "all is counted")
     until(lambda: "\nsemel_store_up 1.0" in payments.client.get("/metrics").text, 20, "the store was measured")

@@ -313,6 +313,7 @@ def _start(call: Call) -> None:
     if call.quota is not None:
         call.quota.add_key(call.tenant)
     if call.hook is not None:
+        call.started = False  # each run after a conflict is told
         call.tell_start(0)
 
 

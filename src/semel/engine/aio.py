@@ -443,7 +443,7 @@ class AsyncGuard(Guard):
         """Return a page of the store's records, of all operations and tenants unless ``filters`` say otherwise.
 
         The newest come first in SQL stores and in memory; elsewhere there is no order. Snapshots are left out. All
-        pages together show each record once that was there from the first page to the last.
+        pages together show each record that was there from the first page to the last. Redis may show one twice.
 
         :param limit: maximum number of records on the page.
         :param look: maximum number of records that the store looks at. If few of them match, a page may be empty

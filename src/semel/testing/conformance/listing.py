@@ -35,8 +35,11 @@ MEASURE = Family("measure")
 MOST_PAGES: Final = 2000
 
 
-def walk(*, elsewhere: bool = False, **filters: Any) -> Generator[Request, Any, dict[bytes, Record]]:
-    """Follow the pages to their end. Returns the records by id."""
+def walk(*, elsewhere: bool = False, once: bool = True, **filters: Any) -> Generator[Request, Any, dict[bytes, Record]]:
+    """Follow the pages to their end. Returns the records by id.
+
+    :param once: no record may be shown by two pages.
+    """
     found: dict[bytes, Record] = {}
     op = ListRecords(**filters)
     for _ in range(MOST_PAGES):
@@ -44,7 +47,7 @@ def walk(*, elsewhere: bool = False, **filters: Any) -> Generator[Request, Any, 
         assert len(page.records) <= op.limit, "more than the page may have"
         assert page.looked_at <= op.look, "more than the store may look at"
         for record in page.records:
-            assert record.id not in found, "shown twice"
+            assert not once or record.id not in found, "shown twice"
             assert record.snapshot is None
             found[record.id] = record
         if page.after is None:
@@ -216,7 +219,8 @@ def listing_changes_nothing() -> Script:
 
 
 @LIST(lists=True)
-def those_that_stay_are_listed_once_while_others_come_go_and_change() -> Script:
+def those_that_stay_are_listed_while_others_come_go_and_change() -> Script:
+    # Perhaps twice: the cursor of a hash table, such as that of Redis, may go back while the table shrinks.
     operation = new_operation()
     owners: dict[bytes, Claimed] = {}
     for _ in range(24):
@@ -237,7 +241,7 @@ def those_that_stay_are_listed_once_while_others_come_go_and_change() -> Script:
 
     def reader(limit: int) -> Script:
         for _ in range(3):
-            found = yield from walk(operation=operation, limit=limit)
+            found = yield from walk(operation=operation, limit=limit, once=False)
             assert owners.keys() <= found.keys(), "one that was there throughout is missing"
 
     yield Together([change(), come_and_go(), reader(2), reader(5), reader(50)])
