@@ -99,8 +99,8 @@ def test_positions_of_a_stream_grow_in_the_order_of_the_commits(desk: Desk, othe
     desk.execute(JoinRelays(A, LEASE))
     first, second = others(), others()
 
-    # Without a lock of the stream: "early" has the lower position, and is not there yet when "late" is sent. No other test
-    # has used these ids: MySQL would lock what it has not yet removed of them, and with it the place of the other.
+    # Without a lock of the stream: "early" has the lower position, and is not there yet when "late" is sent. No other
+    # test has used these ids: MySQL would lock what it has not yet removed of them, and with it the other's place.
     with desk.transaction(first):
         desk.add("early", "s", conn=first)
         with desk.transaction(second):
