@@ -83,9 +83,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def browser(chromium: ChromiumServer) -> Iterator[Browser]:
+def one_browser(chromium: ChromiumServer) -> Iterator[Browser]:
     with chromium.browser() as browser:
         yield browser
+
+
+@pytest.fixture
+def browser(one_browser: Browser) -> Browser:
+    """The browser, without what it has noted in other tests."""
+    one_browser.open("about:blank")
+    one_browser.complaints()
+    one_browser.requests()
+    return one_browser
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
