@@ -287,7 +287,8 @@ def test_the_service_removes_what_has_expired_and_nothing_in_doubt(private_dynam
     with contextlib.closing(DynamoDBStore(table, clock=lambda: time.time() - 100)) as store:
         for takeover in (Takeover.RETRY, Takeover.REJECT):
             store.execute(claim(f"running {takeover}", takeover=takeover, lease=1.0, ttl=1.0))
-            won = store.execute(claim(f"done {takeover}", takeover=takeover))
+            # Not expired by the server's clock yet: it could remove it before it is done.
+            won = store.execute(claim(f"done {takeover}", takeover=takeover, ttl=3600.0))
             assert isinstance(won, Claimed)
             assert store.execute(Complete(claim(f"done {takeover}").id, won.token, b"x", 1.0)) is True
         end = time.monotonic() + 90
