@@ -21,6 +21,7 @@ class TestRedisStore(conformance.StoreSuite):
     wakes = True
     lists = True
     forgets_expired = True
+    lists_twice = True
 
     @pytest.fixture
     def open_store(self, redis_url: str) -> Callable[[], RedisStore]:
@@ -31,6 +32,7 @@ class TestAsyncRedisStore(conformance.AsyncStoreSuite):
     wakes = True
     lists = True
     forgets_expired = True
+    lists_twice = True
 
     @pytest.fixture
     def open_store(self, redis_url: str) -> Callable[[], AsyncRedisStore]:
@@ -52,6 +54,7 @@ class TestConfirmedRedisStore(conformance.StoreSuite):
     wakes = True
     lists = True
     forgets_expired = True
+    lists_twice = True
     examples = 10
 
     @pytest.fixture
@@ -65,6 +68,7 @@ class TestAsyncConfirmedRedisStore(conformance.AsyncStoreSuite):
     wakes = True
     lists = True
     forgets_expired = True
+    lists_twice = True
     examples = 10
 
     @pytest.fixture
@@ -77,6 +81,7 @@ class TestRedisClusterStore(conformance.StoreSuite):
     wakes = True
     lists = True
     forgets_expired = True
+    lists_twice = True
     examples = 10
 
     @pytest.fixture
@@ -89,6 +94,7 @@ class TestAsyncRedisClusterStore(conformance.AsyncStoreSuite):
     wakes = True
     lists = True
     forgets_expired = True
+    lists_twice = True
     examples = 10
 
     @pytest.fixture

@@ -126,6 +126,8 @@ class Proof:
     """Whether it applies only to stores that declare ``resumes``."""
     lists: bool = False
     """Whether it applies only to stores that declare ``lists``."""
+    lists_once: bool = False
+    """Whether it does not apply to stores whose pages may show a record twice."""
 
     def __str__(self) -> str:
         return self.name

@@ -215,6 +215,8 @@ class _Suite:
     """Whether the store lists resumable operations. Must equal the store's own ``resumes``."""
     lists: ClassVar[bool] = False
     """Whether the store lists and measures its records. Must equal the store's own ``lists``."""
+    lists_twice: ClassVar[bool] = False
+    """Whether two pages may show the same record while others come and go, as with the cursor of a hash table."""
     forgets_expired: ClassVar[bool] = False
     """Whether the store removes expired records by itself, such as with a server-side TTL, so that none are swept."""
     examples: ClassVar[int] = 40
@@ -243,6 +245,8 @@ class _Suite:
             pytest.skip("the store does not declare resumes")
         if proof.lists and not self.lists:
             pytest.skip("the store does not declare lists")
+        if proof.lists_once and self.lists_twice:
+            pytest.skip("the pages of the store may show a record twice")
         if proof.keeps_expired and self.forgets_expired:
             pytest.skip("the store removes expired records by itself")
         self._player(proof, open_store, shared=self.shared, clock=clock)
