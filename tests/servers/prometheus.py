@@ -13,8 +13,9 @@ from typing import Any
 
 from tests.servers.base import LOOPBACK, Server
 
+# A scrape that times out makes every series of its target stale: the timeout is long, for a busy machine.
 _CONFIG = """
-global: {{scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 1s}}
+global: {{scrape_interval: 2s, scrape_timeout: 2s, evaluation_interval: 1s}}
 rule_files: ["{rules}"]
 scrape_configs:
   - job_name: tests
