@@ -528,5 +528,5 @@ def test_the_configuration_of_debezium_names_columns_of_the_outbox(tmp_path: Pat
         columns = {row[1] for row in conn.execute("PRAGMA table_info(semel_outbox)")}
     named = [text for name, text in settings.items() if ".table.field.event" in name or name.endswith(".by.field")]
     named += [trio.split(":")[0] for trio in settings["transforms.outbox.table.fields.additional.placement"].split(",")]
-    assert len(named) == 12
+    assert len(named) == 13
     assert set(named) <= columns
