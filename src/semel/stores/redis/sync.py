@@ -96,6 +96,7 @@ class RedisStore:
         :param prefix: what the store's keys begin with; ``semel:`` by default.
         :param connections: connections to each server; while all are busy, Ops wait and are then sent together.
         :param timeout: how long the server may take to reply.
+        :param connect_timeout: how long it may take to connect.
         :param retry_for: how long an Op is retried while a server, or its successor, cannot be reached.
         :param listen: be woken by publish/subscribe when waiting (one more connection); False polls.
         :param wait_replicas: how many replicas must confirm a claim, a result, a step; fewer raise StoreUncertain.
