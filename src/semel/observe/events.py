@@ -628,7 +628,7 @@ def call_hooks(hooks: tuple[EventHook, ...], logger: str) -> EventHook | None:
     if not hooks:
         return None
     first, *others = hooks
-    method = first.__call__
+    method: object = first.__call__
     if isinstance(method, MethodType):  # which is called faster than the object
         first = method
 
