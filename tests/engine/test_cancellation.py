@@ -369,7 +369,8 @@ def test_asyncio_timeout_works_as_usual(play: Any) -> None:
         task = asyncio.current_task()
         assert task is not None
         before = task.cancelling()
-        with pytest.raises(TimeoutError):
+
+        async def limited() -> None:
             async with asyncio.timeout(None) as timeout:
 
                 async def late() -> None:
@@ -377,6 +378,9 @@ def test_asyncio_timeout_works_as_usual(play: Any) -> None:
                     await never()
 
                 await bench.guard.run("op", key="k", call=late)
+
+        with pytest.raises(TimeoutError):
+            await limited()
         assert task.cancelling() == before
         assert await bench.record() is None
 

@@ -26,7 +26,8 @@ class Server:
     held: list[Delivery] = field(default_factory=list)
     up: bool = True
     met: threading.Event = field(default_factory=threading.Event)
-    """Set when somebody has asked it while it was stopped. It starts after that: an outage must be met to prove anything."""
+    """Set when somebody has found it stopped. It starts after that: an outage that nobody meets proves nothing."""
+    back: threading.Event = field(default_factory=threading.Event)
     taken: int = 0
 
     def stop(self) -> None:
@@ -35,6 +36,7 @@ class Server:
     def start(self) -> None:
         assert self.met.wait(60)
         self.up = True
+        self.back.set()
 
     def take(self, message: Message) -> None:
         self.taken += 1
@@ -165,8 +167,7 @@ class GoesOnAfterAFailure(MemoryQueue):
             results += await super().publish([message], deadline)
             if not self.server.up and place < len(messages) // 2:
                 self.server.met.set()
-                while not self.server.up:  # it is back in the middle of the batch
-                    await asyncio.sleep(0.001)
+                await asyncio.to_thread(self.server.back.wait)  # in the middle of the batch
         return results
 
     def met(self) -> None:

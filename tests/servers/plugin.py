@@ -126,7 +126,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Refuse a test that picked a server at run time and does not say so: `-m "not server"` would start it too."""
     request = getattr(item, "_request", None)
     used = KINDS.keys() & getattr(request, "_fixture_defs", {}).keys()
-    unmarked = [name for name in sorted(used) if not (item.get_closest_marker(name) and item.get_closest_marker("server"))]
+    unmarked = [
+        name for name in sorted(used) if not (item.get_closest_marker(name) and item.get_closest_marker("server"))
+    ]
     if unmarked:
         pytest.fail(f"it uses a server: mark it with {' and '.join(unmarked)}, and with server", pytrace=False)
 
