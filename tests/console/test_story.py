@@ -13,7 +13,7 @@ from semel.trail import Minute, Moment
 
 ABOUT_NO_KEY = {
     *("renewed", "swept", "cache_lost", "cache_back", "broker_lost", "broker_back", "relay_late", "unkeyed"),
-    *("consumer_interrupted", "slot_lag"),
+    *("consumer_interrupted", "slot_lag", "key_missing", "key_invalid"),
 }
 NOW = 1_800_000_030.0
 

@@ -19,7 +19,7 @@ from typing import Final, NoReturn, cast
 from semel import __version__
 from semel.cli.audit import AUDIT
 from semel.cli.client import CLIENT
-from semel.cli.commands import FAILED, INTERRUPTED, OK, STORE_VARIABLE, USAGE, Command, exit_code, say
+from semel.cli.commands import FAILED, INTERRUPTED, OK, STORE_VARIABLE, USAGE, Command, as_json, exit_code, say
 from semel.cli.console import CONSOLE
 from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
@@ -67,12 +67,14 @@ SHELLS: Final = ("bash", "zsh", "fish")
 
 def configure_completions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS, help="the shell to complete commands in")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def completions(args: argparse.Namespace) -> int:
     """Print the script of shtab for a shell."""
     shtab = require("shtab", "cli")
-    print(shtab.complete(make_parser(), args.shell))
+    script = shtab.complete(make_parser(), args.shell)
+    print(as_json({"shell": args.shell, "script": script}) if args.json else script)
     return OK
 
 

@@ -17,7 +17,9 @@ MINUTES: Final = 60
 YOUNG: Final = 15
 RAN: Final = frozenset({"started", "taken_over"})
 ABSORBED: Final = frozenset({"replayed", "turned_away"})
-REFUSED: Final = frozenset({"mismatched", "went_unknown", "expired", "over_quota"})
+REFUSED: Final = frozenset(
+    {"mismatched", "went_unknown", "expired", "over_quota", "key_missing", "key_invalid", "body_too_large"}
+)
 FIRST: Final = frozenset({"completed", "prepared", "failure_remembered"})
 REPLAY: Final = frozenset({"replayed"})
 APPLIED: Final = frozenset({"applied", "skipped"})

@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--older-than", default="0s", metavar="TIME", help="dead for longer, such as 30s, 2h or 7d")
         action.add_argument("--limit", type=positive, metavar="N", help="at most N messages (default: all)")
     for action in (listing, showing):
-        action.add_argument("--json", action="store_true", help="print one JSON object")
+        action.add_argument("--json", action="store_true", help="one JSON object")
         action.add_argument("--show-data", action="store_true", help="print the data of messages, which may be secret")
     for action in (redriving, purging):
         add_caution(action)
