@@ -502,7 +502,8 @@ def test_what_ended_unclear_is_finished_by_a_resume(make: Make, server: Server, 
         assert secret not in stored
     client.close()
 
-    again = make(journal=path, headers={"Authorization": "Bearer new"})
+    told: list[Event] = []
+    again = make(journal=path, headers={"Authorization": "Bearer new"}, on_event=told.append)
     server.script = [http(200, Idempotent_Replayed="true"), http(503), http(422)]
     report = again.resume()
     assert [entry.url for entry in report.finished] == [f"{server.url}/payments?a=b%20c"]
@@ -513,6 +514,11 @@ def test_what_ended_unclear_is_finished_by_a_resume(make: Make, server: Server, 
     assert second.headers["authorization"] == "Bearer new"
     assert second.headers["content-type"] == "application/json"
     assert again.resume().as_dict() == {"finished": [], "rejected": [], "unknown": [], "expired": []}
+    assert [event.name for event in told] == [
+        "call_resumed", "call_ended", "call_resumed", "call_retried", "call_ended"
+    ]  # fmt: skip
+    assert [event.key for event in told[:2]] == [report.finished[0].key] * 2
+    assert told[0].route == f"POST {server.url}"
 
 
 def test_a_resume_does_not_believe_a_refusal_of_its_secrets(make: Make, server: Server, tmp_path: Path) -> None:

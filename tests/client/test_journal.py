@@ -25,6 +25,7 @@ from semel.client.flow import Intent
 from semel.client.httpx import AsyncIdempotencyTransport, IdempotencyTransport
 from semel.client.journal import Entry, FindEntries, TakeEntry, WriteEntry
 from semel.errors import SnapshotUnreadable
+from semel.observe.events import Event
 
 ONCE = Retry(attempts=1, quota=None)
 
@@ -384,21 +385,28 @@ def test_an_entry_that_is_too_old_is_reported_and_not_sent(path: Path) -> None:
     with Journal(path) as journal:
         journal.settle(write(journal, "old", lifetime=0), remove=False)
         assert keys(journal, "expired") == ["old"]
-        with IdempotencyTransport(httpx.MockTransport(service), journal=journal) as transport:
+        told: list[Event] = []
+        sending = httpx.MockTransport(service)
+        with IdempotencyTransport(sending, journal=journal, on_event=told.append) as transport:
             report = transport.resume()
         assert [entry.key for entry in report.expired] == ["old"]
         assert journal.entries() == []
+        assert [(event.name, event.key) for event in told] == [("call_unknown", "old")]
 
 
 def test_a_key_that_is_too_old_is_not_sent_again(path: Path) -> None:
     def service(request: httpx.Request) -> httpx.Response:
         raise httpx.ReadError("lost")
 
-    transport = IdempotencyTransport(httpx.MockTransport(service), journal=path, retry=Retry(window=0, quota=None))
+    told: list[Event] = []
+    transport = IdempotencyTransport(
+        httpx.MockTransport(service), journal=path, retry=Retry(window=0, quota=None), on_event=told.append
+    )
     with httpx.Client(transport=transport) as client:
         for kind in (NoAnswer, KeyExpired):
             with pytest.raises(kind):
                 client.post("http://pay.example/charges", headers={"Idempotency-Key": "k"})
+    assert [event.name for event in told] == ["call_unknown", "call_resumed", "call_unknown"]
 
 
 def test_a_resume_looks_through_the_journal_once(journal: Journal) -> None:

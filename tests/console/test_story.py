@@ -6,14 +6,14 @@ import pytest
 
 from semel.console import words
 from semel.console.charts import bars, sparkline
-from semel.console.figures import Tally, summarize
+from semel.console.figures import HourCounts, summarize
 from semel.console.story import hops, tell, with_lost_attempt, words_for
 from semel.observe.events import EVENTS
 from semel.trail import Minute, Moment
 
 ABOUT_NO_KEY = {
     *("renewed", "swept", "cache_lost", "cache_back", "broker_lost", "broker_back", "relay_late", "unkeyed"),
-    *("consumer_interrupted", "slot_lag"),
+    *("consumer_interrupted", "slot_lag", "key_missing", "key_invalid"),
 }
 NOW = 1_800_000_030.0
 
@@ -84,14 +84,14 @@ def test_what_was_asked_is_what_ran_was_absorbed_or_was_refused() -> None:
         minute(1, "dropped", 4, ""),
         *(minute(1, kind, 1, "order.paid") for kind in ("applied", "skipped")),
     ]
-    view = summarize([("shop", Tally(counted))], NOW)
+    view = summarize([("shop", HourCounts(counted))], NOW)
     assert view["totals"] == {"asked": 22, "ran": 14, "absorbed": 6, "refused": 2}
     assert [(row["operation"], row["message"]) for row in view["operations"]] == [
         ("pay", False), ("refund", False), ("order.paid", True),
     ]  # fmt: skip
     assert (view["series"]["ran"][-1], view["series"]["ran"][-2], view["series"]["absorbed"][0]) == (6, 8, 2)
     assert (view["dropped"], view["minutes"]) == (4, 60)
-    assert summarize([("shop", Tally([minute(0, "started", 1)]))], NOW)["minutes"] == 15
+    assert summarize([("shop", HourCounts([minute(0, "started", 1)]))], NOW)["minutes"] == 15
     empty = summarize([], NOW)
     assert empty["totals"] == {"asked": 0, "ran": 0, "absorbed": 0, "refused": 0}
     assert empty["series"]["ran"] == [0] * 60
@@ -99,14 +99,14 @@ def test_what_was_asked_is_what_ran_was_absorbed_or_was_refused() -> None:
 
 def test_a_minute_is_taken_away_as_it_was_added() -> None:
     old = [minute(2, "completed", 3, buckets={40: 2, 41: 1}), minute(2, "started", 3)]
-    hour = Tally(old)
-    more = Tally([minute(1, "completed", 2, buckets={41: 1, 60: 1}), minute(1, "started", 2, "refund")])
+    hour = HourCounts(old)
+    more = HourCounts([minute(1, "completed", 2, buckets={41: 1, 60: 1}), minute(1, "started", 2, "refund")])
     hour.add(more)
     (row,) = [row for row in summarize([("shop", hour)], NOW)["operations"] if row["operation"] == "pay"]
     assert row["first"]["p50"] < 0.002 < row["first"]["p99"]
     hour.remove(more)
-    assert hour.routes == Tally(old).routes
-    hour.remove(Tally(old))
+    assert hour.routes == HourCounts(old).routes
+    hour.remove(HourCounts(old))
     assert hour.routes == {}
 
 

@@ -24,7 +24,15 @@ from semel.core.messaging.consuming import (
     place_in_streams,
     storable,
 )
-from semel.core.messaging.messages import BuryMessage, CountStart, ForgetStarts, Message, SeeMessages, check_message
+from semel.core.messaging.messages import (
+    BuryMessage,
+    CountStart,
+    ForgetStarts,
+    Message,
+    SeeMessages,
+    check_message,
+    read_message,
+)
 from semel.errors import BrokerUnavailable, StoreUnavailable, TransactionConflict
 from semel.messaging.ports import Delivery
 from semel.observe import events
@@ -289,6 +297,15 @@ def test_a_message_without_an_id_gets_one_of_its_content() -> None:
     check_message(storable(strange))
     fine = Message("m", "", b"", headers={"a": "b"})
     assert storable(fine) is fine
+
+
+@pytest.mark.parametrize(
+    ("packed", "unpacked"),
+    [('{"traceparent": "00-1"}', {"traceparent": "00-1"}), ('{"own": "2", "n": 3}', {}), ("[1", {}), ("[" * 9_999, {})],
+)
+def test_headers_that_debezium_packs_are_unpacked(packed: str, unpacked: dict[str, str]) -> None:
+    message = read_message({"ce-id": "1", "own": "1", "semel-headers": packed}, b"")
+    assert message.headers == {"own": "1"} | unpacked
 
 
 def test_each_message_is_told_if_somebody_wants_to_know() -> None:

@@ -183,6 +183,19 @@ def step_saved(engine: Engine) -> Found:
     return {"step": "id"}
 
 
+def step_replayed(engine: Engine) -> Found:
+    def body() -> Iterator[Any]:
+        op: Any = current_operation()
+        yield op.step("charge", lambda: 1)
+        if op.attempt == 1:
+            raise Boom
+
+    with pytest.raises(Boom):
+        engine.run(body, tenant="acme")
+    engine.run(body, tenant="acme")
+    return {"step": "charge"}
+
+
 def undo_failed(engine: Engine) -> Found:
     def undo(value: int) -> None:
         raise ValueError("stuck")
@@ -228,7 +241,7 @@ def unkeyed(engine: Engine) -> Found:
     life: Lifecycle[Any] = Lifecycle(middleware, {}, lambda environ, middleware: Exchange("POST", "/pay", b"", []))
     with pytest.raises(StopIteration, match="True"):
         next(life.claim(idempotent(required=False)))
-    return {"operation": "POST /pay", "tenant": "", "key": "", "id": bytes}
+    return {"operation": "POST /pay", "tenant": "", "key": "", "id": b""}
 
 
 def expired(engine: Engine) -> Found:
@@ -270,8 +283,9 @@ SCENARIOS: dict[str, Callable[[Engine], Found]] = {
     scenario.__name__: scenario
     for scenario in (
         started, taken_over, completed, failure_remembered, recovered, released, replayed, waited, turned_away,
-        mismatched, went_unknown, lease_lost, renewed, renewal_failed, step_saved, undo_failed, result_dropped,
-        unstored, store_failed, unprotected, unkeyed, expired, over_quota, resolved, outcome_released, swept,
+        mismatched, went_unknown, lease_lost, renewed, renewal_failed, step_saved, step_replayed, undo_failed,
+        result_dropped, unstored, store_failed, unprotected, unkeyed, expired, over_quota, resolved, outcome_released,
+        swept,
     )
 }  # fmt: skip
 
@@ -284,6 +298,11 @@ ELSEWHERE: dict[str, str] = {
     "recovery_failed": "tests/engine",
     "recovery_given_up": "tests/engine",
     "emitted": "tests/http",
+    "key_missing": "tests/http",
+    "key_invalid": "tests/http",
+    "body_too_large": "tests/http",
+    "precondition_refused": "tests/http",
+    "body_omitted": "tests/http",
     "applied": "tests/core",
     "skipped": "tests/core",
     "published": "tests/core",
@@ -299,6 +318,7 @@ ELSEWHERE: dict[str, str] = {
     "stream_gap": "tests/messaging",
     "consumer_interrupted": "tests/core",
     "call_retried": "tests/client",
+    "call_resumed": "tests/client",
     "call_ended": "tests/client",
     "call_unknown": "tests/client",
 }

@@ -30,20 +30,21 @@ if TYPE_CHECKING:
     from semel.stores.guard import Semel
 
 OK: Final = 0
+"""Done."""
 FAILED: Final = 1
-"""The command ran, and the answer is no: a check failed, a storm was not clean, a record was not found."""
+"""The answer is no: a check failed, a verdict is not clean, there is no such record, it cannot be resolved."""
 USAGE: Final = 2
-"""The command line, the URL or the set-up is wrong; argparse uses the same number."""
+"""Bad usage or set-up: an option, a URL, a key, a driver that is not installed, a database without Semel's tables."""
 STORE: Final = 3
 """The store could not be reached, or refused."""
 INTERRUPTED: Final = 130
-"""Ctrl-C, numbered as shells do."""
+"""Interrupted by Ctrl-C."""
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 NOTICED_WITHIN: Final = 0.05
 """Seconds."""
 AUDIT_LOG: Final = logging.getLogger("semel.audit")
 STORE_VARIABLE: Final = "SEMEL_STORE"
-"""The environment variable that names the store where the command line does not. It keeps passwords out of ``ps``."""
+"""The URL of the store, for commands that are called without one. It keeps passwords out of ``ps``."""
 
 URLS: Final = (
     "sqlite:///app.db, postgresql://…, mysql://… or mariadb://…, redis://… (rediss:// with TLS, redis+sentinel://…, "

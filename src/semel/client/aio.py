@@ -9,9 +9,23 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from semel.client.flow import Intent, Lost, Receipt, Reply, Settings, Sleep, deliver, failure, log, resuming
+from semel.client.flow import (
+    TOO_OLD,
+    Intent,
+    Lost,
+    Receipt,
+    Reply,
+    Settings,
+    Sleep,
+    deliver,
+    failure,
+    log,
+    resuming,
+    tell,
+)
 from semel.client.journal import Entry, FindEntries, Journal, JournalReport, open_journal
 from semel.errors import ConfigurationError, NoAnswer, SemelError
+from semel.observe import events
 
 
 class AsyncClientCore:
@@ -103,6 +117,9 @@ class AsyncClientCore:
         if entry.expires <= time.time():
             log.warning("%s %s with the key %r is unknown and too old to be sent again: ask the server what happened",
                         entry.method, entry.url, entry.key)  # fmt: skip
+            if self.settings.hook is not None:
+                intent = Intent(entry.method, entry.url, entry.value, {})
+                tell(self.settings.hook, intent, events.CallUnknown, 0, TOO_OLD, 0.0)
             return "expired"
         marked = resuming.set(entry.first_use(self.settings.retry.lifetime))
         try:

@@ -45,6 +45,7 @@ NOT_ABOUT_THE_KEY: Final = frozenset(
 )
 """Refusals that servers make before they look at the key, or that leave the key free, unless they are replays."""
 
+TOO_OLD: Final = "too old to be sent again"
 CallOutcome: TypeAlias = Literal["succeeded", "rejected", "unknown"]
 
 
@@ -283,11 +284,17 @@ def deliver(
     journaled = journaled and bool(intent.adds) and intent.resumed is None
     if intent.resumed is not None:
         age_before, doubt = max(0.0, time.time() - intent.resumed), True
+        if hook is not None and intent.fresh:
+            tell(hook, intent, events.CallResumed, age_before)
     if journaled:
         written: Written = yield "write"
         age_before, doubt = max(0.0, time.time() - written.created), doubt or written.known
+        if written.known and hook is not None:
+            tell(hook, intent, events.CallResumed, age_before)
         if written.known and age_before > retry.lifetime:
             yield "release"
+            if hook is not None:
+                tell(hook, intent, events.CallUnknown, 0, TOO_OLD, 0.0)
             raise KeyExpired(
                 f"the key {intent.key!r} was first used too long ago, and the server may have forgotten it: a request "
                 "with it could be executed again. Ask the server what happened."
@@ -321,7 +328,7 @@ def deliver(
             wait = retry.wait(attempts, after, elapsed, age_before + elapsed, random.random())
             if wait is not None and (quota is None or quota.take(origin_of(intent.url))):
                 if hook is not None:
-                    _tell(hook, intent, events.CallRetried, attempts, _reason(reply), wait)
+                    tell(hook, intent, events.CallRetried, attempts, _reason(reply), wait)
                 yield Sleep(wait)
                 continue
         if outcome == "succeeded" and quota is not None and quota.in_use:
@@ -332,9 +339,9 @@ def deliver(
         if hook is not None:
             elapsed = time.monotonic() - started
             if outcome == "unknown":
-                _tell(hook, intent, events.CallUnknown, attempts, _reason(reply), elapsed)
+                tell(hook, intent, events.CallUnknown, attempts, _reason(reply), elapsed)
             else:
-                _tell(hook, intent, events.CallEnded, outcome, attempts, replayed, elapsed)
+                tell(hook, intent, events.CallEnded, outcome, attempts, replayed, elapsed)
         if intent.outgoing is not None:
             intent.outgoing.end(known=outcome != "unknown")
         if type(reply) is Answer and 300 <= reply.status < 400:
@@ -342,7 +349,8 @@ def deliver(
         return receipt, reply
 
 
-def _tell(hook: EventHook, intent: Intent, event: type[events.Event], *details: Any) -> None:
+def tell(hook: EventHook, intent: Intent, event: type[events.Event], *details: Any) -> None:
+    """Tell an event of this call."""
     origin = origin_of(intent.url)
     path = urlsplit(intent.url).path
     hook(event(f"{intent.method} {origin}{path}", "", intent.key, *details, route=f"{intent.method} {origin}"))

@@ -22,6 +22,7 @@ _NAMES: Final = {
     **dict.fromkeys(("started", "taken_over", "applied", "skipped", "dropped")),
     **dict.fromkeys(("replayed", "turned_away"), "absorbed"),
     **dict.fromkeys(("mismatched", "went_unknown", "expired", "over_quota"), "refused"),
+    **dict.fromkeys(("key_missing", "key_invalid", "body_too_large"), "refused"),
 }
 """Under which name an event is counted; None: under its own."""
 _TIMED: Final = {
@@ -37,7 +38,7 @@ def start_of_hour(now: float) -> int:
     return int(now) // 60 * 60 - (MINUTES - 1) * 60
 
 
-class Tally:
+class HourCounts:
     """What was counted on each route: calls by the minute, and durations by the bucket.
 
     Minutes can be added, and taken away again when they are over or have been counted anew: so an hour is never added
@@ -52,13 +53,13 @@ class Tally:
             if minute.kind in _TIMED:
                 self._count(minute.route, _TIMED[minute.kind], minute.buckets, 1)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: HourCounts) -> None:
         """Add what another one has counted."""
         for route, names in other.routes.items():
             for name, counts in names.items():
                 self._count(route, name, counts, 1)
 
-    def remove(self, other: Tally) -> None:
+    def remove(self, other: HourCounts) -> None:
         """Take away what was added."""
         for route, names in other.routes.items():
             for name, counts in names.items():
@@ -75,12 +76,12 @@ class Tally:
             known[at] = known.get(at, 0) + sign * count
 
 
-def summarize(counted: Iterable[tuple[str, Tally]], now: float) -> dict[str, Any]:
+def summarize(counted: Iterable[tuple[str, HourCounts]], now: float) -> dict[str, Any]:
     """Return the totals and a row for each operation, from what each store has counted in the last hour."""
     since = start_of_hour(now)
-    by_store: dict[str, Tally] = {}
+    by_store: dict[str, HourCounts] = {}
     for store, tally in counted:
-        by_store.setdefault(store, Tally()).add(tally)
+        by_store.setdefault(store, HourCounts()).add(tally)
     dropped = sum(sum(tally.routes.get("", {}).get("dropped", {}).values()) for tally in by_store.values())
     rows = [
         _row(store, route, names, since, now)
@@ -146,7 +147,7 @@ def _latency(buckets: Mapping[int, int]) -> dict[str, float | None]:
     return {"p50": quantile(timed, 0.5), "p99": quantile(timed, 0.99)}
 
 
-def new_keys_per_second(counted: Iterable[Tally], now: float) -> float | None:
+def new_keys_per_second(counted: Iterable[HourCounts], now: float) -> float | None:
     """Return how many new keys came each second, in the minutes that were counted; None if there were none."""
     routes = (names for tally in counted for names in tally.routes.values())
     started = [item for names in routes for item in names.get("started", {}).items()]

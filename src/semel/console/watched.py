@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from semel.console.figures import Tally
+from semel.console.figures import HourCounts
 from semel.core.lineage import read_label
 from semel.core.messaging.messages import (
     CountLetters,
@@ -63,8 +63,8 @@ class WatchedStore:
         self._secret = secret
         self._watched = watched
         self._opened: SyncGuard | AsyncGuard | None = None
-        self._minutes: dict[int, tuple[float, Tally]] = {}
-        self._settled = Tally()
+        self._minutes: dict[int, tuple[float, HourCounts]] = {}
+        self._settled = HourCounts()
         self._reading: asyncio.Future[None] | None = None
         self._answers: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
 
@@ -140,7 +140,7 @@ class WatchedStore:
         record = await self.ask(Lookup(id))
         return None if record is None else read_label(record)
 
-    async def hour(self, since: int) -> tuple[Tally, Tally]:
+    async def hour(self, since: int) -> tuple[HourCounts, HourCounts]:
         """Return what was counted since that minute: in minutes that are over, and in the newest; nothing if there is
         no history.
 
@@ -148,7 +148,7 @@ class WatchedStore:
         """
         reader = self.trail
         if reader is None:
-            return Tally(), Tally()
+            return HourCounts(), HourCounts()
         now = time.time()
         newest = self._newest(now)
         for old in [at for at in self._minutes if at < since]:
@@ -167,11 +167,11 @@ class WatchedStore:
         """The first of the minutes that are read for every page."""
         return int(now - SETTLED) // MINUTE * MINUTE
 
-    async def _recent_minutes(self, reader: AsyncTrailReader, newest: int) -> Tally:
-        async def read() -> Tally:
-            return Tally(await self._in_time(reader.minutes(newest)))
+    async def _recent_minutes(self, reader: AsyncTrailReader, newest: int) -> HourCounts:
+        async def read() -> HourCounts:
+            return HourCounts(await self._in_time(reader.minutes(newest)))
 
-        found: Tally = await self._fresh(("minutes", newest), read)
+        found: HourCounts = await self._fresh(("minutes", newest), read)
         return found
 
     @property
@@ -199,9 +199,9 @@ class WatchedStore:
         for minute in await self._in_time(reader.minutes(first, end)):
             found[minute.at].append(minute)
         for at, minutes in found.items():
-            self._keep(at, Tally(minutes))
+            self._keep(at, HourCounts(minutes))
 
-    def _keep(self, at: int, tally: Tally | None) -> None:
+    def _keep(self, at: int, tally: HourCounts | None) -> None:
         """Keep a minute instead of what was known of it, or drop it."""
         known = self._minutes.pop(at, None)
         if known is not None:

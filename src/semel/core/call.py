@@ -304,10 +304,11 @@ class Call:
                 raise
             except Exception as error:
                 raise _not_sealed(error) from error
-        except NotSerializable:
+        except NotSerializable as error:
             less = serializer.shorten(result)
             if less is None:
                 raise
+            self.alert(events.ResultDropped, str(error))
         except Exception as error:  # a user's serializer may raise anything
             raise NotSerializable(f"the serializer {serializer.name!r} failed: {describe_error(error)}") from error
         return self._seal(serializer.kind, serializer.name, serializer.encode(less))

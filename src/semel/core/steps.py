@@ -178,6 +178,7 @@ class StepJournal:
                 self._forget(name)
         if self._enter(name, digest):
             result = self._decode(_STEP + name, serializer, _HEAD)
+            self._call.tell(events.StepReplayed, name)
         elif self.failing:
             return Failed(self.failure())
         else:

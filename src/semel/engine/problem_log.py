@@ -30,6 +30,7 @@ _TEXTS: Final[dict[type[Event], str]] = {
     events.RecoveryFailed: "attempt {0} to resume it failed, and is repeated later: {1}",
     events.RecoveryGivenUp: "it is still abandoned after attempt {0}, so no resumer tries again: somebody has to look",
     events.ResultDropped: "the operation is done, but its result could not be stored: {0}",
+    events.BodyOmitted: "an answer is longer than max_stored_body ({0} bytes), so replays of it have no body",
     events.Resolved: "someone has resolved or released the operation (it happened: {0})",
     events.OutcomeReleased: "someone has released the stored outcome ({0}, token {1}): the next call runs it again",
 }
@@ -49,6 +50,8 @@ class ProblemLog:
             cause: tuple[Any, ...] = (event, details[-1])
         elif event is events.Unprotected:
             cause = (event, call.operation)
+        elif event is events.BodyOmitted:  # a limit of a route, which may have a path for each order
+            cause = (event, details)
         elif event is events.OutcomeReleased:  # each is a cause of its own
             cause = (event, call.id, details)
         else:

@@ -217,6 +217,13 @@ class StepSaved(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StepReplayed(Event):
+    """A step was not run again, because an earlier attempt has done it: its stored result was used."""
+
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
 class UndoFailed(Event, level=ERROR):
     """A step of a failed operation could not be undone at this try."""
 
@@ -255,6 +262,38 @@ class Unprotected(Event, level=ERROR):
 @dataclass(frozen=True, slots=True)
 class Unkeyed(Event, level=INFO):
     """A request was sent without its optional key: the handler runs without a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMissingEvent(Event, level=INFO):
+    """An HTTP request was refused because it has no key. ``key`` is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInvalidEvent(Event, level=INFO):
+    """An HTTP request was refused because its key is malformed. ``key`` is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyTooLargeEvent(Event, level=INFO):
+    """An HTTP request was refused because its body is longer than ``max_request_body``."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreconditionRefused(Event, level=INFO):
+    """An HTTP request was refused because of its If-Match or If-None-Match."""
+
+    status: int
+    """412 if the resource has changed, 428 if the header is missing, 400 if it is malformed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyOmitted(Event, level=WARNING):
+    """An HTTP answer is longer than ``max_stored_body``, or is a file that the server sends, so it is stored without
+    its body. The client gets all of it, and a replay only its status and headers."""
+
+    limit: int
+    """The ``max_stored_body`` of the route, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,6 +525,15 @@ class CallRetried(Event, level=INFO):
 
 
 @dataclass(frozen=True, slots=True)
+class CallResumed(Event, level=INFO):
+    """A client sends a request again that an earlier call has left in the journal. ``operation`` and ``route`` as in
+    ``CallRetried``."""
+
+    age: float
+    """Seconds since its key was first used."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallEnded(Event):
     """A client knows the outcome of its call. ``operation`` and ``route`` as in ``CallRetried``."""
 
@@ -503,6 +551,7 @@ class CallUnknown(Event, level=ERROR):
     ``CallRetried``."""
 
     attempts: int
+    """How often it was sent; 0 if the journal held it for so long that it is not sent again."""
     reason: str
     seconds: float
 

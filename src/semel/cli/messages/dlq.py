@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     purging.set_defaults(act=purge)
     for action in (listing, showing, redriving, purging):
         add_url(action)
-        action.add_argument("--json", action="store_true", help="print one JSON object")
+        action.add_argument("--json", action="store_true", help="one JSON object")
         action.add_argument("--origin", metavar="NAME", help="given up by this consumer; '' means the relay")
         if action is showing:
             action.add_argument("message", metavar="ID", help="the id of the message")

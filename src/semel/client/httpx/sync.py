@@ -52,7 +52,8 @@ class IdempotencyTransport(httpx.BaseTransport):
         :param new_key: makes a key; a UUID by default.
         :param hosts: servers such as ``"orders.internal"`` that get the derived key and the lineage of the operation
             that makes the request; see ``outgoing_call``.
-        :param on_event: a hook, or a list of hooks, called with ``CallRetried``, ``CallEnded`` and ``CallUnknown``.
+        :param on_event: a hook, or a list of hooks, called with ``CallRetried``, ``CallResumed``, ``CallEnded`` and
+            ``CallUnknown``.
         """
         self._transport = transport or httpx.HTTPTransport()
         settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts, on_event)

@@ -17,6 +17,7 @@ The rules of this module are pure. The statements are in ``semel.sql``; what dri
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import field
@@ -46,6 +47,8 @@ _MOST_REDRIVES: Final = 1_000_000
 """A column holds it."""
 _PREFIX: Final = "ce-"
 _CONTENT_TYPE: Final = "content-type"
+_PACKED: Final = "semel-headers"
+"""Debezium cannot make headers of what is in the column ``headers``. It sends the column as this one."""
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _HEADER_NAME: Final = re.compile("[a-z0-9!#$%&'*+.^_`|~-]+")
 
@@ -153,6 +156,8 @@ def read_message(headers: Mapping[str, str], data: bytes, destination: str = "")
     a message that has no id.
     """
     lower = {name.lower(): text for name, text in headers.items()}
+    if _PACKED in lower:
+        lower = _unpacked(lower.pop(_PACKED)) | lower
     return Message(
         id=lower.get("ce-id", ""),
         type=lower.get("ce-type", ""),
@@ -168,6 +173,14 @@ def read_message(headers: Mapping[str, str], data: bytes, destination: str = "")
         # A consumer that gives the message up again must know it: the next redrive needs a broker_id that is new.
         redrives=min(_number(lower.get("ce-redrives", "")), _MOST_REDRIVES),
     )
+
+
+def _unpacked(text: str) -> dict[str, str]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return {n: t for n, t in found.items() if isinstance(t, str)} if isinstance(found, dict) else {}
 
 
 def _number(text: str) -> int:

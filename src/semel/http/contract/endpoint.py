@@ -56,6 +56,8 @@ from semel.engine.transaction.rules import TRIES
 from semel.errors import (
     BodyTooLarge,
     ConfigurationError,
+    KeyInvalid,
+    KeyMissing,
     LeaseLost,
     NotUndone,
     PreconditionError,
@@ -147,6 +149,13 @@ class RunAgain(BaseException):
     """Leaves an application that is to be run again. Not an Exception, so that error handlers let it pass."""
 
 
+_REFUSALS: Final[dict[type[SemelError], type[events.Event]]] = {
+    KeyMissing: events.KeyMissingEvent,
+    KeyInvalid: events.KeyInvalidEvent,
+    BodyTooLarge: events.BodyTooLargeEvent,
+    PreconditionError: events.PreconditionRefused,
+}
+"""Refusals without a claim, of which the engine knows nothing, and the events that tell of them."""
 _ABANDONED: Final = (Exception, BaseExceptionGroup, RunAgain)
 """Errors that are expected of an application that is about to be run again. Task groups may wrap them."""
 
@@ -225,6 +234,7 @@ class Lifecycle(Generic[A]):
         middleware, exchange = self._middleware, self.exchange
         known = middleware.rules.get(id(declared))
         rule = self.rule = middleware.rule(declared) if known is None else known[1]
+        tenant: str | None = None
         if middleware.binds_hosts:
             exchange.host = middleware.matched_route(self._environment).host
         try:
@@ -232,12 +242,14 @@ class Lifecycle(Generic[A]):
             if isinstance(rule, Conditional):
                 self.preconditions = exchange.preconditions(rule)
             if key is None:
-                self._report_unkeyed(rule)
+                if not isinstance(rule, Conditional):  # that one is protected by its precondition
+                    self._tell(events.Unkeyed)
                 return True
             if not rule.reads_body and rule.connection is None:
                 exchange.body = None
             # The tenant comes first: a request that has none is refused before its body is read.
-            tenant = None if middleware.tenant is None else (yield FIND_TENANT)
+            if middleware.tenant is not None:
+                tenant = yield FIND_TENANT
             if exchange.complete:
                 if exchange.size > (rule.max_request_body or 0):  # the middleware's, if the route has none
                     raise BodyTooLarge
@@ -254,7 +266,7 @@ class Lifecycle(Generic[A]):
         except ConfigurationError:
             raise  # a mistake of the service: it belongs in the logs, not in an answer to a client
         except SemelError as error:
-            self.answer = exchange.refusal(error, rule)
+            self.answer = self._refuse(error, tenant)
             return False
         else:
             if isinstance(begun, Outcome):
@@ -274,14 +286,25 @@ class Lifecycle(Generic[A]):
             return False
         return True
 
-    def _report_unkeyed(self, rule: Idempotent) -> None:
-        """Emit an event: the request runs without a key. A conditional one is protected by its precondition."""
-        if isinstance(rule, Conditional):
+    def _refuse(self, error: SemelError, tenant: str | None = None) -> StoredResponse:
+        """Return the answer to a request that is refused. Tell why, unless the engine has told it."""
+        for kind, event in _REFUSALS.items():
+            if isinstance(error, kind):
+                self._tell(event, *((error.status,) if kind is PreconditionError else ()), tenant=tenant)
+        return self.exchange.refusal(error, self.rule)
+
+    def _tell(self, event: type[events.Event], *details: Any, tenant: str | None = None) -> None:
+        """Tell an event of a request that has made no claim, or of one whose attempt is not over."""
+        if self.rule is None:
             return
-        call = self.exchange.call(self._middleware.guard, rule, "", None)
+        if self.attempt is not None:
+            self.attempt.call.tell(event, *details)
+            return
+        call = self.exchange.call(self._middleware.guard, self.rule, self.exchange.key or "", None)
         if call.hook is not None:
+            call.id, call.tenant = b"", tenant or call.tenant
             call.route = self._middleware.route_name(self._environment, self.exchange)
-            call.tell(events.Unkeyed)
+            call.tell(event, *details)
 
     def _open_transaction(self, call: Call, connect: Callable[[], Any]) -> EndpointFlow[Any]:
         """Open the transaction, and retry it after a conflict. The handler has not run yet, so it is not repeated."""
@@ -309,6 +332,8 @@ class Lifecycle(Generic[A]):
         stored = capture.to_store()
         status = stored.status
         if (status < 500 and status not in rule.released) or rule.stores(status):
+            if capture.overflowed and self.attempt is not None:
+                self.attempt.call.alert(events.BodyOmitted, rule.max_stored_body)
             return self._end(Returned(stored))
         return self._end(STOPPED if self.lease_lost else Declined(stored))
 
@@ -342,7 +367,7 @@ class Lifecycle(Generic[A]):
         if self.attempt is None or rule is None:
             declared = rule is not None or self.natural is not None
             if isinstance(error, PreconditionError) and declared and not sent:  # the key was left out
-                self.answer = self.answer or self.exchange.refusal(error, rule)
+                self.answer = self.answer or self._refuse(error)
                 return Ending.ANSWER
             return Ending.RAISE
         left = yield from self._end_with(error, superseded)
@@ -369,9 +394,10 @@ class Lifecycle(Generic[A]):
             yield from self._end(STOPPED)
             return LeaseLost.status
         if isinstance(error, PreconditionError):
+            refusal = self._refuse(error)
             if attempt is not None:
                 yield from self._end(STOPPED if self.lease_lost else Declined(None))
-            self.answer = self.answer or self.exchange.refusal(error, self.rule)
+            self.answer = self.answer or refusal
             return error.status
         if attempt is None:
             return error
