@@ -599,7 +599,7 @@ def test_an_unknown_scheme_lists_those_there_are(capsys: pytest.CaptureFixture[s
         ["migrate", "sqlit:///x.db"],
         ["migrate", "sqlit:///x.db", "--check"],
         ["lookup", "sqlit:///x.db", "pay", "k"],
-        ["demo", "--store", "sqlit:///x.db"],
+        ["demo", "--once", "--store", "sqlit:///x.db"],
     ):
         assert main(command) == 2
         error = capsys.readouterr().err
