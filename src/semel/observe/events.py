@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from semel.errors import ConfigurationError
 
@@ -627,10 +627,10 @@ def call_hooks(hooks: tuple[EventHook, ...], logger: str) -> EventHook | None:
     """
     if not hooks:
         return None
+    first: Any
     first, *others = hooks
-    method: object = first.__call__
-    if isinstance(method, MethodType):  # which is called faster than the object
-        first = method
+    if isinstance(first.__call__, MethodType):  # it is called faster than the object
+        first = first.__call__
 
     def call(event: Event) -> None:
         try:
