@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from time import perf_counter
 from typing import Any, Final
@@ -50,8 +51,8 @@ def faststream_adder() -> tuple[Any, Callable[[Any, int], Any]] | None:
     return broker[0], lambda conn, number: broker[1].publish(_EVENT, queue="paid", session=conn)
 
 
-def txoutbox_relay(url: str, connection: Any, batch: int, streams: int, broker: float) -> Turn | None:
-    """Return a turn that empties an outbox.
+def txoutbox_relay(stack: ExitStack, url: str, connection: Any, batch: int, streams: int, broker: float) -> Turn | None:
+    """Return a turn that empties an outbox, on connections that stay open until the stack is closed.
 
     :param connection: a connection of psycopg, to fill it.
     :param broker: seconds that the broker takes.
@@ -66,13 +67,15 @@ def txoutbox_relay(url: str, connection: Any, batch: int, streams: int, broker: 
     async def publish(message: Any) -> None:
         await asyncio.sleep(broker)
 
+    runner = stack.enter_context(asyncio.Runner())
+    storage = runner.run(PostgresStorage.connect(url, table="bench_txoutbox", delete_on_ack=True))
+    stack.callback(lambda: runner.run(storage.close()))
+
     async def empty() -> None:
-        storage = await PostgresStorage.connect(url, table="bench_txoutbox", delete_on_ack=True)
         config = RelayConfig(batch_size=batch, concurrency=batch, lease=timedelta(seconds=60))
         relay = Relay(storage, publish, config=config)
         while (await relay.run_once()).claimed:
             pass
-        await storage.close()
 
     def turn(seconds: float) -> float:
         count = max(2 * batch, int(seconds * 10_000))
@@ -80,7 +83,7 @@ def txoutbox_relay(url: str, connection: Any, batch: int, streams: int, broker: 
         connection.execute(_FILL_TXOUTBOX, (streams, count))
         connection.execute("ANALYZE bench_txoutbox")
         began = perf_counter()
-        asyncio.run(empty())
+        runner.run(empty())
         rate = count / (perf_counter() - began)
         assert connection.execute("SELECT count(*) FROM bench_txoutbox").fetchone() == (0,)
         return rate

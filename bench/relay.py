@@ -2,13 +2,16 @@
 
 *By hand* deletes 500 rows and sends them: the fastest way that keeps an order, with one sender only, and a crash loses
 the batch. The time from a commit until the broker has the message is in the notes, at 300 commits a second.
+
+Connections stay open from one turn to the next, and so does the producer of Kafka: what is measured is the rate of a
+relay that runs. Only faststream-outbox starts and stops within a turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any, Final
@@ -90,11 +93,14 @@ def kafka_matches(url: str, kafka: str) -> Iterator[list[Match]]:
     import psycopg
 
     migrate(url)
-    broker = WarmKafka.from_url(kafka)
-    with psycopg.connect(url, autocommit=True) as connection:
+    with ExitStack() as stack:
+        connection = stack.enter_context(psycopg.connect(url, autocommit=True))
+        broker = WarmKafka.from_url(kafka)
+        drain = _drain_async(stack, url, lambda: broker)
         contestants = [
             Contestant(f"{PRODUCER}, from memory", "first", 1, _produce(kafka), yardstick=True),
-            Contestant(ONE_RELAY, "first", 1, _turn(connection, lambda: _drain_async(url, broker))),
+            Contestant(ONE_RELAY, "first", 1, _turn(connection, drain)),
+            Contestant(IN_A_LOG, "first", 1, _turn_of_log(connection, url, "log", drain)),
         ]
         yield [Match("kafka", f"Relay to Kafka, batches of {BATCH}", contestants)]
     asyncio.run(KafkaBroker.close(broker))
@@ -129,24 +135,23 @@ def matches(url: str) -> Iterator[list[Match]]:
     migrate(url)
     with ExitStack() as stack:
         connection = stack.enter_context(psycopg.connect(url, autocommit=True))
+        drain = _drain_async(stack, url, SlowBroker)
         contestants = [
-            Contestant(
-                "by hand: delete and send", "first", 1, _turn(connection, lambda: _by_hand(url)), yardstick=True
-            ),
-            Contestant(ONE_RELAY, "first", 1, _turn(connection, lambda: _drain_async(url))),
-            Contestant("one relay, threads", "first", 1, _turn(connection, lambda: _drain(url))),
-            Contestant(IN_A_LOG, "first", 1, _turn_of_log(connection, url, "log")),
-            Contestant("one relay, asyncio, mode wal", "first", 1, _turn_of_log(connection, url, "wal")),
+            Contestant("by hand: delete and send", "first", 1, _turn(connection, _by_hand(stack, url)), yardstick=True),
+            Contestant(ONE_RELAY, "first", 1, _turn(connection, drain)),
+            Contestant("one relay, threads", "first", 1, _turn(connection, _drain(stack, url))),
+            Contestant(IN_A_LOG, "first", 1, _turn_of_log(connection, url, "log", drain)),
+            Contestant("one relay, asyncio, mode wal", "first", 1, _turn_of_log(connection, url, "wal", drain)),
         ]
         peers = {
-            TXOUTBOX: txoutbox_relay(url, connection, BATCH, STREAMS, BROKER),
+            TXOUTBOX: txoutbox_relay(stack, url, connection, BATCH, STREAMS, BROKER),
             FASTSTREAM: faststream_relay(url, connection, BATCH, BROKER),
         }
         contestants += [Contestant(name, "first", 1, turn, peer=True) for name, turn in peers.items() if turn]
         yield [Match("relay", f"Relay, batches of {BATCH}", contestants, [asyncio.run(_latency(url))])]
 
 
-def _turn(connection: Any, empty: Any) -> Turn:
+def _turn(connection: Any, empty: Callable[[], object]) -> Turn:
     streams = [f"order-{number}" for number in range(STREAMS)]
     lanes = [lane_of(stream, "") for stream in streams]
 
@@ -164,7 +169,7 @@ def _turn(connection: Any, empty: Any) -> Turn:
     return turn
 
 
-def _turn_of_log(connection: Any, url: str, mode: OutboxMode) -> Turn:
+def _turn_of_log(connection: Any, url: str, mode: OutboxMode, drain: Callable[[], int]) -> Turn:
     streams = [f"order-{number}" for number in range(STREAMS)]
 
     def switch(to: OutboxMode) -> None:
@@ -178,7 +183,7 @@ def _turn_of_log(connection: Any, url: str, mode: OutboxMode) -> Turn:
         connection.execute(_APPEND, (count, streams, STREAMS))
         connection.execute("ANALYZE semel_log")
         began = perf_counter()
-        sent = _drain_async(url)
+        sent = drain()
         rate = count / (perf_counter() - began)
         assert sent == count
         switch("queue")
@@ -187,32 +192,40 @@ def _turn_of_log(connection: Any, url: str, mode: OutboxMode) -> Turn:
     return turn
 
 
-def _by_hand(url: str) -> None:
+def _by_hand(stack: ExitStack, url: str) -> Callable[[], None]:
     import asyncpg
 
+    runner = stack.enter_context(asyncio.Runner())
+    connection = runner.run(asyncpg.connect(url))
+    stack.callback(lambda: runner.run(connection.close()))
+
     async def empty() -> None:
-        connection = await asyncpg.connect(url)
         while await connection.fetch(_TAKE):  # noqa: ASYNC110  the sleep is the broker
             await asyncio.sleep(BROKER)
-        await connection.close()
 
-    asyncio.run(empty())
+    return lambda: runner.run(empty())
 
 
-def _drain(url: str) -> None:
+def _drain(stack: ExitStack, url: str) -> Callable[[], int]:
     store = PostgresStore(url, listen=False)
-    Relay(store, SlowBroker(), batch=BATCH).drain()
-    store.close()
+    stack.callback(store.close)
+    return lambda: Relay(store, SlowBroker(), batch=BATCH).drain().sent
 
 
-def _drain_async(url: str, broker: Broker | None = None) -> int:
+def _drain_async(stack: ExitStack, url: str, broker: Callable[[], Broker]) -> Callable[[], int]:
+    """A relay on connections that stay open from one turn to the next: to connect takes longer than a batch."""
+    runner = stack.enter_context(asyncio.Runner())
+
+    async def open_store() -> AsyncPostgresStore:
+        return AsyncPostgresStore(url, driver="asyncpg", listen=False)
+
+    store = runner.run(open_store())
+    stack.callback(lambda: runner.run(store.close()))
+
     async def drain() -> int:
-        store = AsyncPostgresStore(url, driver="asyncpg", listen=False)
-        report = await AsyncRelay(store, broker or SlowBroker(), batch=BATCH).drain()
-        await store.close()
-        return report.sent
+        return (await AsyncRelay(store, broker(), batch=BATCH).drain()).sent
 
-    return asyncio.run(drain())
+    return lambda: runner.run(drain())
 
 
 async def _latency(url: str) -> str:

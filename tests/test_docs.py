@@ -8,6 +8,7 @@ DynamoDB Local. ``console`` blocks are for people, and not run.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import io
@@ -35,6 +36,7 @@ from sybil.parsers.markdown import CodeBlockParser
 
 import semel
 from semel import Policy, errors
+from semel.cli.app import COMMANDS
 from semel.core.messaging.messages import InspectOutbox
 from semel.core.states import mermaid
 from semel.observe.events import EVENTS
@@ -451,6 +453,47 @@ def test_an_unknown_part_is_an_error() -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     api = (DOCS / "reference" / "api.md").read_text("utf-8")
     assert [name for name in semel.__all__ if f"### {name}\n" not in api and f"`{name}`" not in api] == []
+
+
+def test_every_public_module_is_described_on_a_page() -> None:
+    """With signatures and parameters. The modules of adapters and of their own stores have pages of another kind."""
+    made = generator()
+    described = {"semel", "semel.errors", *(module for modules in made.MODULES.values() for module in modules)}
+    elsewhere = ("semel.cli:", "semel.core.", "semel.http.contract.", "semel.stores.")
+    listed = {module for module, _, _ in made.PUBLIC if not f"{module}:".startswith(elsewhere)}
+    assert listed == described
+    regions = re.findall(r"<!-- generated: ([\w.-]+) -->", "".join(page.read_text("utf-8") for page in PAGES))
+    assert set(made.PARTS) <= set(regions), "a part that stands on no page is read by nobody"
+
+
+def test_every_command_has_a_generated_section_and_every_default_in_the_help_is_the_parsers() -> None:
+    sections = dict(
+        re.findall(r"^## `semel (\w+)`\n(.*?)(?=^## |\Z)", read("reference/cli.md"), re.MULTILINE | re.DOTALL)
+    )
+    assert [
+        command.name for command in COMMANDS if f"generated: command-{command.name} -->" not in sections[command.name]
+    ] == []
+    option = argparse.ArgumentParser().add_argument("--lease", default="30s", help="how long (default: 10s)")
+    with pytest.raises(ValueError, match="names the default 10s, and it is 30s"):
+        generator()._default(option)
+
+
+def test_every_environment_variable_is_in_the_reference() -> None:
+    source = "".join(path.read_text("utf-8") for path in (ROOT / "src" / "semel").rglob("*.py"))
+    for_tests = {"SEMEL_DEMO_SABOTAGE"}
+    page = read("reference/settings.md")
+    assert [
+        name for name in set(re.findall(r"\"(SEMEL_[A-Z_]+)\"", source)) - for_tests if f"`{name}`" not in page
+    ] == []
+
+
+def test_what_to_do_is_said_for_every_error() -> None:
+    advice = read("reference/errors.md").partition("\n## What to do\n")[2].partition("\n## ")[0]
+    assert [name for name in errors.__all__ if f"`{name}`" not in advice] == []
+
+
+def read(page: str) -> str:
+    return (DOCS / page).read_text("utf-8")
 
 
 def test_every_error_and_event_is_in_its_table() -> None:

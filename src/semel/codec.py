@@ -134,6 +134,10 @@ class KeyRing:
     __slots__ = ("_active", "_ciphers")
 
     def __init__(self, keys: Mapping[str, bytes], active: str | None = None) -> None:
+        """
+        :param keys: the keys by their names, 32 bytes each.
+        :param active: the name of the key that encrypts; with one key it may be left out.
+        """
         try:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError as exc:

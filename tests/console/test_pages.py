@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from semel import MemoryStore, Semel, SQLiteStore
-from semel.console import Access, Console
+from semel.console import Access, Console, views, watched
 from semel.core.keys import identity, identity_hash
 from semel.core.messaging.messages import BuryMessage, Message
 from semel.core.ops import Claim, Record
@@ -133,6 +133,23 @@ def test_doubt_is_the_first_thing_that_is_seen(operator: Asking, guard: Semel) -
     page = operator.get("/stuck").text
     assert "nobody can tell" in page
     assert "It did not happen" in page
+
+
+def test_a_record_in_doubt_that_is_not_among_the_newest_is_known_by_its_history(
+    operator: Asking, guard: Semel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (views, watched):
+        monkeypatch.setattr(module, "LOOK", 2)
+    id = doubt(guard, "k1")
+    for key in ("a", "b", "c"):
+        guard.run("pay", key=key, call=lambda: 1)
+    view = until(operator, "/overview.json", lambda view: view["totals"]["in_doubt"])
+    assert (view["totals"]["in_doubt"], view["looked_at"]) == (1, 2)
+    (group, *_) = operator.get("/stuck.json").json()["groups"]
+    assert [record["id"] for record in group["records"]] == [id.hex()]
+    assert act(operator, id, "release").json()["changed"]
+    until(operator, "/overview.json", lambda view: not view["totals"]["in_doubt"])
+    assert "none among the newest records" in operator.get("/").text
 
 
 def test_records_are_listed_with_filters_and_pages(reader: Asking, guard: Semel) -> None:

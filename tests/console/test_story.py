@@ -6,7 +6,7 @@ import pytest
 
 from semel.console import words
 from semel.console.charts import bars, sparkline
-from semel.console.figures import summarize
+from semel.console.figures import HourCounts, summarize
 from semel.console.story import hops, tell, with_lost_attempt, words_for
 from semel.observe.events import EVENTS
 from semel.trail import Minute, Moment
@@ -77,21 +77,37 @@ def minute(ago: int, kind: str, count: int, route: str = "pay", buckets: dict[in
 
 def test_what_was_asked_is_what_ran_was_absorbed_or_was_refused() -> None:
     counted = [
-        *(("shop", minute(0, kind, count)) for kind, count in (("started", 5), ("taken_over", 1), ("replayed", 3))),
-        *(("shop", minute(59, kind, 2)) for kind in ("turned_away", "mismatched", "waited", "completed")),
-        ("shop", minute(60, "started", 1000)),
-        ("shop", minute(1, "started", 7, "refund")),
-        ("shop", minute(1, "dropped", 4, "")),
+        *(minute(0, kind, count) for kind, count in (("started", 5), ("taken_over", 1), ("replayed", 3))),
+        *(minute(59, kind, 2) for kind in ("turned_away", "mismatched", "waited", "completed")),
+        minute(60, "started", 1000),
+        minute(1, "started", 7, "refund"),
+        minute(1, "dropped", 4, ""),
+        *(minute(1, kind, 1, "order.paid") for kind in ("applied", "skipped")),
     ]
-    view = summarize(counted, NOW)
-    assert view["totals"] == {"asked": 20, "ran": 13, "absorbed": 5, "refused": 2}
-    assert [row["operation"] for row in view["operations"]] == ["pay", "refund"]
-    assert (view["series"]["ran"][-1], view["series"]["ran"][-2], view["series"]["absorbed"][0]) == (6, 7, 2)
+    view = summarize([("shop", HourCounts(counted))], NOW)
+    assert view["totals"] == {"asked": 22, "ran": 14, "absorbed": 6, "refused": 2}
+    assert [(row["operation"], row["message"]) for row in view["operations"]] == [
+        ("pay", False), ("refund", False), ("order.paid", True),
+    ]  # fmt: skip
+    assert (view["series"]["ran"][-1], view["series"]["ran"][-2], view["series"]["absorbed"][0]) == (6, 8, 2)
     assert (view["dropped"], view["minutes"]) == (4, 60)
-    assert summarize([("shop", minute(0, "started", 1))], NOW)["minutes"] == 15
+    assert summarize([("shop", HourCounts([minute(0, "started", 1)]))], NOW)["minutes"] == 15
     empty = summarize([], NOW)
     assert empty["totals"] == {"asked": 0, "ran": 0, "absorbed": 0, "refused": 0}
     assert empty["series"]["ran"] == [0] * 60
+
+
+def test_a_minute_is_taken_away_as_it_was_added() -> None:
+    old = [minute(2, "completed", 3, buckets={40: 2, 41: 1}), minute(2, "started", 3)]
+    hour = HourCounts(old)
+    more = HourCounts([minute(1, "completed", 2, buckets={41: 1, 60: 1}), minute(1, "started", 2, "refund")])
+    hour.add(more)
+    (row,) = [row for row in summarize([("shop", hour)], NOW)["operations"] if row["operation"] == "pay"]
+    assert row["first"]["p50"] < 0.002 < row["first"]["p99"]
+    hour.remove(more)
+    assert hour.routes == HourCounts(old).routes
+    hour.remove(HourCounts(old))
+    assert hour.routes == {}
 
 
 def test_charts_stay_inside_their_frame_and_escape_their_labels() -> None:

@@ -18,6 +18,7 @@ import pytest
 import semel.engine.drive.driver
 import semel.engine.drive.execution
 import semel.engine.drive.flights
+import semel.engine.drive.work
 import semel.engine.sync
 import semel.stores.batching.combiner
 from semel import MemoryStore, Semel
@@ -32,6 +33,7 @@ ENGINE = tuple(
         semel.engine.drive.driver,
         semel.engine.drive.execution,
         semel.engine.drive.flights,
+        semel.engine.drive.work,
     )
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import socket
 import threading
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 from semel import AsyncRedisStore, RedisStore, StoreUnavailable, StoreUncertain
-from semel.core.ops import Claimed, Complete, Existing, Lookup
+from semel.core.ops import Claimed, Complete, Existing, Lookup, Sweep, Swept
+from semel.core.states import State, Takeover
 from tests.servers import RedisServer
 from tests.servers.base import LOOPBACK
 from tests.stores.test_redis_confirmed import answer, finished, shut, until
@@ -129,6 +131,27 @@ def test_a_failover_behind_one_address_is_followed_by_both_connections(
             await asyncio.to_thread(until, lambda: "state=online" in new.cli("INFO", "replication"))
             for _ in range(2):
                 assert isinstance(await answer(store, claim()), Claimed)
+            await shut(store)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", [RedisStore, AsyncRedisStore])
+def test_a_sweep_follows_a_failover(kind: type[RedisStore] | type[AsyncRedisStore], private_redis: RedisServer) -> None:
+    """The old master is a replica now. It still reads, and finds a record that a sweep must mark."""
+
+    async def main() -> None:
+        silent = dataclasses.replace(claim(lease=0.01, takeover=Takeover.REJECT), ttl=0.01)
+        with RedisServer() as new, switched(private_redis.port, new.port) as switch:
+            one_lane = {"connections": 1} if kind is RedisStore else {}
+            store = kind(switch.url, listen=False, retry_for="20s", **one_lane)
+            await answer(store, silent)
+            found = await answer(store, Lookup(silent.id))
+            while found.state is not State.ABANDONED or found.expires_in > 0:
+                found = await answer(store, Lookup(silent.id))
+            private_redis.cli("REPLICAOF", LOOPBACK, "1")
+            assert await answer(store, Sweep(10)) == Swept(0, 0)
+            assert switch.taken == 2
             await shut(store)
 
     asyncio.run(main())

@@ -12,15 +12,19 @@ holds that the committed pages are what the script would write now. What is not 
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
+import os
 import re
 import runpy
 import sys
 import textwrap
 import types
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +32,8 @@ from typing import Any, Final
 
 import semel
 from semel import errors
+from semel.cli.app import COMMANDS, make_parser
+from semel.cli.commands import URLS
 from semel.core import policy, states
 from semel.observe import events
 
@@ -175,20 +181,44 @@ FOR_ADAPTERS: Final = {
 """Members of guards and handles that our own adapters use, and programs have no use for."""
 
 
-def client() -> str:
+MODULES: Final = {
+    "client": ("semel.client", *(f"semel.client.{each}" for each in ("httpx", "requests", "aiohttp", "urllib3"))),
+    "api-http": tuple(f"semel.http.{each}" for each in ("fastapi", "litestar", "django", "flask", "asgi", "wsgi",
+                                                        "describe")),
+    "api-messaging": ("semel.messaging", "semel.messaging.ports", *(f"semel.messaging.brokers.{each}" for each in
+                      ("kafka", "rabbitmq", "nats", "redis_streams", "sqs", "sns", "webhook")),
+                      "semel.messaging.faststream", "semel.messaging.dynamodb"),
+    "api-natural": ("semel.natural",),
+    "api-observe": ("semel.observe.events", "semel.observe.prometheus", "semel.observe.otel", "semel.observe.structlog",
+                    "semel.trail", "semel.console"),
+    "api-testing": ("semel.testing.plugin", "semel.testing.faulty", "semel.testing.crashpoints",
+                    "semel.testing.conformance", "semel.testing.brokers", "semel.testing.natural"),
+}  # fmt: skip
+"""The public modules whose names are described on a page, by the name of the region. ``semel`` itself: see ``api``."""
+
+
+def modules(region: str) -> str:
     parts = []
-    for module in (
-        "semel.client",
-        *(f"semel.client.{library}" for library in ("httpx", "requests", "aiohttp", "urllib3")),
-    ):
+    homes: dict[Any, str] = {}
+    for module in MODULES[region]:
         home = import_module(module)
-        parts += [f"## {module}", *(_described(name, home) for name in home.__all__)]
+        parts.append(f"## {module}")
+        again = []
+        for name in public_names()[module]:
+            thing = getattr(home, name)
+            if homes.setdefault(getattr(thing, "__func__", id(thing)), module) == module:
+                parts.append(_described(name, home))
+            else:
+                again.append(name)
+        if again:
+            first = homes[getattr(thing := getattr(home, again[0]), "__func__", id(thing))]
+            parts.append(f"{', '.join(f'`{name}`' for name in again)}: see `{first}`.")
     return "\n\n".join(parts)
 
 
 def _described(name: str, home: types.ModuleType = semel) -> str:
-    thing = getattr(home, name)
-    if not isinstance(thing, (type, types.FunctionType)):
+    thing = inspect.unwrap(getattr(home, name))
+    if not isinstance(thing, (type, types.FunctionType, types.MethodType)):
         return f"### {name}\n\n{_prose(_constant_doc(home.__name__, name))}"
     signature = "" if name in MADE_BY_US else _signature(name, thing)
     parts = [f"### {name}", signature, _prose(thing.__doc__ or "")]
@@ -224,15 +254,21 @@ def _members(cls: type) -> list[tuple[str, Any]]:
 def _attributes(cls: type) -> str:
     """The texts below a class's attributes, as a list. Without fields of a dataclass that callers cannot set."""
     computed = {field.name for field in fields(cls) if not field.init} if is_dataclass(cls) else set()
+    docs = _attribute_docs(cls)
+    return "\n".join(f"- `{name}`: {text}" for name, text in docs.items() if name[0] != "_" and name not in computed)
+
+
+def _attribute_docs(cls: type) -> dict[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
-    found = []
+    found = {}
     for field, text in pairwise(body):
         match field, text:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
-                words = " ".join(_ticks(doc).split())
-                if not name.startswith("_") and name not in computed:
-                    found.append(f"- `{name}`: {words}")
-    return "\n".join(found)
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(doc))),
+            ):
+                found[name] = _one_line(doc)
+    return found
 
 
 def _own_doc(cls: type, name: str) -> str:
@@ -252,7 +288,9 @@ def _constant_doc(package: str, name: str) -> str:
 
 
 def _signature(name: str, thing: Any) -> str:
-    if isinstance(thing, type) and (getattr(thing, "_is_protocol", False) or issubclass(thing, (BaseException, int))):
+    if isinstance(thing, type) and (
+        getattr(thing, "_is_protocol", False) or issubclass(thing, (BaseException, int, Enum))
+    ):
         return ""
     try:
         signature = inspect.signature(thing)
@@ -288,6 +326,7 @@ def _parameter(p: inspect.Parameter) -> str:
 
 
 def _type(annotation: Any) -> str:
+    annotation = getattr(annotation, "__forward_arg__", annotation)
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return re.sub(r"\b(?:semel\.[\w.]+|typing|collections\.abc|events)\.", "", text).strip("'\"")
 
@@ -327,6 +366,181 @@ def _ticks(text: str) -> str:
     return re.sub(r"``([^`]+)``", r"`\1`", text)
 
 
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+SETTINGS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
+    ("Guards", "semel", ("Semel", "Quota", "Wait", "Resumer")),
+    ("What is stored", "semel", ("Codec", "KeyRing")),
+    ("Stores", "semel", ("MemoryStore", "SQLiteStore", "PostgresStore", "AsyncPostgresStore", "MySQLStore",
+                         "RedisStore", "DynamoDBStore", "TieredStore", "RedisCache")),
+    ("HTTP: the application", "semel.http.fastapi", ("install",)),
+    ("HTTP: the middleware", "semel.http.asgi", ("ASGIMiddleware",)),
+    ("HTTP: a route", "semel.http.contract.rules", ("Idempotent", "Conditional", "Natural")),
+    ("Clients", "semel.client.httpx", ("IdempotencyTransport",)),
+    ("Retries and the journal of a client", "semel.client", ("Retry", "RetryQuota", "Journal")),
+    ("Messages", "semel.messaging", ("AsyncOutbox", "AsyncRelay", "AsyncInbox", "AsyncInbox.handler")),
+    ("Metrics", "semel.observe.prometheus", ("PrometheusMetrics", "StoreMetrics")),
+    ("Traces", "semel.observe.otel", ("OpenTelemetryMetrics", "OpenTelemetrySpans", "OpenTelemetryStoreMetrics")),
+    ("The history of events", "semel.trail", ("Trail",)),
+    ("The console", "semel.console", ("Console",)),
+)  # fmt: skip
+"""What has settings. The async or sync twin of each has the same ones."""
+OBVIOUS: Final = {"protect", "policy", "changes", "precondition"}
+"""Fields that callers do not set themselves."""
+VARIABLES: Final = (
+    ("semel.cli.commands", "STORE_VARIABLE"), ("semel.cli.messages.relay", "BROKER_VARIABLE"),
+    ("semel.cli.console", "TOKEN_VARIABLE"), ("semel.messaging.brokers.webhook", "SECRET_VARIABLE"),
+)  # fmt: skip
+"""The constants that name an environment variable which Semel reads."""
+
+
+def settings() -> str:
+    parts = []
+    for title, module, names in SETTINGS:
+        parts.append(f"## {title}")
+        for name in names:
+            thing: Any = import_module(module)
+            for step in name.split("."):
+                thing = getattr(thing, step)
+            shown = f"{thing.decorator}()" if hasattr(thing, "decorator") else name
+            parts += [
+                f"### `{shown}`",
+                _summary(thing),
+                _table("setting | default | means", _setting_rows(name, thing)),
+            ]
+    return "\n\n".join(parts)
+
+
+def _setting_rows(name: str, thing: Any) -> list[str]:
+    if is_dataclass(thing) and thing.__init__.__doc__ is None:
+        docs = {k: v for base in reversed(thing.__mro__[:-1]) for k, v in _attribute_docs(base).items()}
+        own = [f for f in fields(thing) if f.name in thing.__annotations__ and f.init and f.name not in OBVIOUS]
+        defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in own}
+    else:
+        text = f"{thing.__doc__ or ''}\n\n{(thing.__init__.__doc__ or '') if isinstance(thing, type) else ''}"
+        found = re.findall(r":param (\w+): *(.*?)(?=\n *:param|\n\n|\Z)", text, re.DOTALL)
+        docs = {parameter: _one_line(words) for parameter, words in found}
+        parameters = [p for p in inspect.signature(thing).parameters.values() if p.name != "self"]
+        defaults = {p.name: MISSING if p.default is p.empty else p.default for p in parameters}
+    if silent := [each for each, value in defaults.items() if each not in docs and value is not MISSING]:
+        raise KeyError(f"settings of {name} say nothing: {', '.join(silent)}; give each a :param")
+    return [
+        f"| `{each}` | {_shown_default(value)} | {docs[each]} |"
+        for each, value in defaults.items() if each in docs
+    ]  # fmt: skip
+
+
+def _shown_default(value: Any) -> str:
+    if value is MISSING:
+        return "required"
+    if isinstance(value, frozenset):
+        return "the statuses from 500, and others" if 500 in value else ", ".join(f"`{v}`" for v in sorted(value))
+    text = repr(getattr(value, "name", value)) if not callable(value) else f"{value.__name__}"
+    return f"`{text}`" if len(text) < 40 else "…"
+
+
+def environment() -> str:
+    rows = [f"| `{getattr(import_module(m), name)}` | {_one_line(_constant_doc(m, name))} |" for m, name in VARIABLES]
+    return _table("variable | means", rows)
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+EXIT_CODES: Final = {
+    "exit-codes": ("semel.cli.commands", ("OK", "FAILED", "USAGE", "STORE", "INTERRUPTED")),
+    "exit-codes-once": ("semel.cli.once", ("REUSED", "BUSY", "DOUBTFUL", "NOT_RUN", "NOT_EXECUTABLE", "NOT_FOUND")),
+}
+"""The constants of exit codes, by the name of their table."""
+_DEFAULT: Final = re.compile(r" ?\(default: (.*?)\)(?!s)")
+
+
+def exit_codes(table: str) -> str:
+    module, names = EXIT_CODES[table]
+    home = import_module(module)
+    return _table(
+        "exit code | means", [f"| {getattr(home, n)} | {_one_line(_constant_doc(module, n))} |" for n in names]
+    )
+
+
+def command(name: str) -> str:
+    """How a command is called, and a table of its arguments and options; of each of its actions, if it has some."""
+    parser = _commands()[name]
+    actions = _subparsers(parser)
+    if actions is None:
+        return _usage(parser)
+    words = {choice.dest: choice.help or "" for choice in actions._choices_actions}
+    return "\n\n".join(
+        f"### `semel {name} {action}`\n\n{_sentence(words[action])}\n\n{_usage(below)}"
+        for action, below in actions.choices.items()
+    )
+
+
+def _commands() -> dict[str, argparse.ArgumentParser]:
+    for variable in [name for name in os.environ if name.startswith("SEMEL_")]:
+        del os.environ[variable]  # some are the defaults of options
+    found = _subparsers(make_parser())
+    assert found is not None
+    return dict(found.choices)
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser] | None:
+    return next((a for a in parser._actions if isinstance(a, argparse._SubParsersAction)), None)
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    shown = [action for action in parser._actions if action.dest != "help"]
+    shown.sort(key=lambda action: bool(action.option_strings))
+    positional = [
+        _spelling(action) + ("…" if action.nargs == "+" else "") for action in shown if not action.option_strings
+    ]
+    required = [_spelling(action) for action in shown if action.option_strings and action.required]
+    line = " ".join([parser.prog, *positional, *required, *(["[options]"] if len(shown) > len(positional) else [])])
+    line = line.replace("\\", "")
+    line += " -- command args…" if parser.prog == "semel once" else ""
+    rows = [f"| `{_spelling(action)}` | {_default(action)} | {_meaning(parser, action)} |" for action in shown]
+    return f"```text\n{line}\n```\n\n{_table('argument | default | means', rows)}" if rows else f"```text\n{line}\n```"
+
+
+def _spelling(action: argparse.Action) -> str:
+    value = "" if action.nargs == 0 else str(action.metavar or "\\|".join(map(str, action.choices or ())))
+    if action.nargs == "?":
+        value = f"[{value}]"
+    return f"{action.option_strings[-1]} {value}".strip() if action.option_strings else value
+
+
+def _default(action: argparse.Action) -> str:
+    """The default as the help names it, which must be the parser's; else the parser's own."""
+    if action.required and action.option_strings:
+        return "required"
+    value = f"{action.default:g}" if isinstance(action.default, float) else str(action.default or "")
+    named = _DEFAULT.search(argparse.HelpFormatter("semel")._expand_help(action))
+    if named is None:
+        return f"`{value}`" if value not in ("", "0s") else ""
+    if value in ("", "."):
+        return named[1]
+    if named[1] != value:
+        raise ValueError(f"the help of {action.option_strings} names the default {named[1]}, and it is {value}")
+    return f"`{value}`"
+
+
+def _meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    text = argparse.HelpFormatter("semel")._expand_help(action) if action.help else ""
+    text = _DEFAULT.sub("", text).replace(URLS, "[its URL](#stores-by-url)").replace("|", "\\|")
+    text = text.replace("the stores: [its URL](", "the stores: [their URLs](")
+    text = re.sub(r"(?<![\w`])(--[a-z][a-z-]*|SEMEL_[A-Z_]+)", r"`\1`", text)
+    if not text:
+        raise ValueError(f"{parser.prog}: {_spelling(action)} has no help")
+    return text
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(_ticks(text).split())
+
+
 def partial_failures() -> str:
     table = runpy.run_path(str(ROOT / "tests" / "partial_failures" / "table.py"))  # the tests prove every cell of it
     parts = []
@@ -339,6 +553,15 @@ def partial_failures() -> str:
         words = mode.value[0].upper() + mode.value[1:]
         head = "failure | the first caller gets | the same call again | effects | record"
         parts.append(f"## {mode.name.replace('_', ' ').capitalize()}\n\n{words}.\n\n{_table(head, rows)}")
+    return "\n\n".join(parts)
+
+
+def store_failures() -> str:
+    table = runpy.run_path(str(ROOT / "tests" / "partial_failures" / "by_store.py"))  # names the test of each claim
+    head = "what holds | what does not | what to set"
+    rows = lambda claims: [f"| {case} | {c.holds} | {c.breaks} | {c.remedy} |" for case, c in claims.items()]  # noqa: E731
+    parts = [f"### In every store\n\n{_table(f'failure | {head}', rows(table['EVERYWHERE']))}"]
+    parts += [f"### {name}\n\n{_table(f'store | {head}', rows(by))}" for name, by in table["BY_STORE"].items()]
     return "\n\n".join(parts)
 
 
@@ -461,12 +684,17 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "error-table": error_table,
     "policy": policy_table,
     "api": api,
-    "client": client,
     "public-names": public_table,
     "partial-failures": partial_failures,
+    "store-failures": store_failures,
     "schema-postgres": lambda: schema("postgres"),
     "schema-mysql": lambda: schema("mysql"),
     "schema-sqlite": lambda: schema("sqlite"),
+    **{region: partial(modules, region) for region in MODULES},
+    "settings": settings,
+    "environment": environment,
+    **{f"command-{each.name}": partial(command, each.name) for each in COMMANDS},
+    **{table: partial(exit_codes, table) for table in EXIT_CODES},
 }
 
 

@@ -28,14 +28,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VARIABLE",
-        help="send this header, with the value of an environment variable: a journal holds no secrets",
+        help="send this header, with the value of an environment variable, such as Authorization=PAY_TOKEN: a journal "
+        "holds no secrets. May be repeated",
     )
     resuming.add_argument(
         "--key-header", default="Idempotency-Key", metavar="NAME", help="the header of the key (default: %(default)s)"
     )
     for action in (listing, resuming):
         action.add_argument("journal", metavar="JOURNAL", help="the path of the journal")
-        action.add_argument("--json", action="store_true", help="print one JSON object")
+        action.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

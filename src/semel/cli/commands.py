@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -30,20 +31,21 @@ if TYPE_CHECKING:
     from semel.stores.guard import Semel
 
 OK: Final = 0
+"""Done."""
 FAILED: Final = 1
-"""The command ran, and the answer is no: a check failed, a storm was not clean, a record was not found."""
+"""The answer is no: a check failed, a verdict is not clean, there is no such record, it cannot be resolved."""
 USAGE: Final = 2
-"""The command line, the URL or the set-up is wrong; argparse uses the same number."""
+"""Bad usage or set-up: an option, a URL, a key, a driver that is not installed, a database without Semel's tables."""
 STORE: Final = 3
 """The store could not be reached, or refused."""
 INTERRUPTED: Final = 130
-"""Ctrl-C, numbered as shells do."""
+"""Interrupted by Ctrl-C."""
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 NOTICED_WITHIN: Final = 0.05
 """Seconds."""
 AUDIT_LOG: Final = logging.getLogger("semel.audit")
 STORE_VARIABLE: Final = "SEMEL_STORE"
-"""The environment variable that names the store where the command line does not. It keeps passwords out of ``ps``."""
+"""The URL of the store, for commands that are called without one. It keeps passwords out of ``ps``."""
 
 URLS: Final = (
     "sqlite:///app.db, postgresql://…, mysql://… or mariadb://…, redis://… (rediss:// with TLS, redis+sentinel://…, "
@@ -110,23 +112,25 @@ def say(text: str, file: TextIO | None = None) -> None:
     print(printable(text), file=file, flush=True)
 
 
-def confirmed(question: str, args: argparse.Namespace, *, needs_yes: bool = False) -> bool:
-    """Ask a person whether to go on. ``--yes`` and ``--dry-run`` answer in advance.
-
-    :param needs_yes: without a terminal, raise instead of going on: a script has to say ``--yes``.
-    """
-    if args.yes or args.dry_run:
+def confirmed(question: str, args: argparse.Namespace) -> bool:
+    """Ask a person whether to go on. ``--yes`` answers in advance; a script, which has no terminal, has to pass it."""
+    if args.yes:
         return True
-    if not sys.stdin.isatty():
-        if needs_yes:
-            raise ConfigurationError("this deletes for good: pass --yes, or --dry-run to see what would be deleted")
-        return True
-    print(printable(f"{question} [y/N] "), end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise ConfigurationError(
+            f"there is no terminal to ask: {question} Pass --yes to do it, or --dry-run to see what would be done"
+        )
+    # A handler that only sets a flag would leave Ctrl-C without an effect until the answer is given.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        print(printable(f"{question} [y/N] "), end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def add_caution(parser: argparse.ArgumentParser) -> None:
-    """Add what every command has that changes records by hand."""
+    """Add what every command has that changes by hand what is stored."""
     parser.add_argument("--dry-run", action="store_true", help="change nothing, and say what would be done")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -163,7 +167,8 @@ class Progress:
         if sys.stderr.isatty() and time.monotonic() >= self._next:
             self._next = time.monotonic() + 0.2
             self._shown = True
-            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+            width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be written over
+            print(f"\r{text[:width]}\x1b[K", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Remove the line, before something else is printed and at the end."""

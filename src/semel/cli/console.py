@@ -13,6 +13,7 @@ from semel.cli.commands import (
     STORE_VARIABLE,
     URLS,
     Command,
+    as_json,
     load_guard,
     names_guard,
     open_guard,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 PORT: Final = 8088
 TOKEN_VARIABLE: Final = "SEMEL_CONSOLE_TOKEN"
-"""The environment variable that holds the token. It keeps it out of ``ps``."""
+"""The token of ``semel console`` without ``--token``. It keeps the token out of ``ps``."""
 SHORTEST_TOKEN: Final = 16
 """Characters, where other machines can try."""
 
@@ -40,21 +41,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "shop.orders:guard, with their secrets and key rings",
     )  # fmt: skip
     parser.add_argument("--app-dir", default=".", metavar="DIR", help="where to import a guard from (default: here)")
-    parser.add_argument("--port", type=port_number, default=PORT, metavar="P", help=f"0: a free one (default: {PORT})")
+    parser.add_argument(
+        "--port",
+        type=port_number,
+        default=PORT,
+        metavar="P",
+        help=f"the port; 0 takes a free one (default: {PORT})",
+    )
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="H",
-        help="the address to listen on (default: 127.0.0.1); any other than this machine's own needs a token",
+        help="the address to listen on (default: 127.0.0.1); any other than this machine's own needs a token of at "
+        "least 16 characters",
     )  # fmt: skip
     parser.add_argument(
         "--token", default=os.environ.get(TOKEN_VARIABLE), metavar="T",
         help="whoever knows it may look and act; without one, whoever is on this machine may look. May be left out if "
         f"{TOKEN_VARIABLE} is set",
     )  # fmt: skip
-    parser.add_argument("--show-keys", action="store_true", help="show keys in full")
+    parser.add_argument("--show-keys", action="store_true", help="show keys in full; otherwise their first characters")
     parser.add_argument("--show-bodies", action="store_true", help="show stored answers and the data of messages")
     parser.add_argument(
         "--running-too-long", default="10m", metavar="T", help="list what runs for longer as stuck (default: 10m)"
     )
+    parser.add_argument("--json", action="store_true", help="one JSON object: where it is, and whether one can act")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,7 +124,11 @@ def _serve(console: Console, args: argparse.Namespace) -> int:
     with _listen(args.host, args.port) as listening, stop_on_signals(stop):
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        say(f"the console is on http://{shown}:{port}/ (Ctrl-C ends it)" + ("" if args.token else "; read-only"))
+        url = f"http://{shown}:{port}/"
+        if args.json:
+            say(as_json({"url": url, "read_only": not args.token}))
+        else:
+            say(f"the console is on {url} (Ctrl-C ends it)" + ("" if args.token else "; read-only"))
         server.run([listening])
     return OK
 

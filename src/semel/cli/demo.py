@@ -14,26 +14,47 @@ MODES = ("leased", "transactional", "steps")
 def configure(parser: argparse.ArgumentParser) -> None:
     add_store(parser, None, "where Semel keeps its records (default: SQLite in a temporary folder)")
     parser.add_argument(
-        "--port", type=port_number, metavar="N", help="of 127.0.0.1, for the service; 0: a free one (8080)"
+        "--port",
+        type=port_number,
+        metavar="N",
+        help="the port of the service on 127.0.0.1; 0 takes a free one (default: 8080; with --once --http a free one)",
     )
-    parser.add_argument("--no-storm", action="store_true", help="only serve")
+    parser.add_argument("--no-storm", action="store_true", help="only serve; not with --once or --direct")
     parser.add_argument(
-        "--once", action="store_true", help="one storm and its verdict; straight on the store, unless --http is given"
+        "--once",
+        action="store_true",
+        help="one storm and its verdict; exit code 1 if that is not clean. Without --http, directly on the store",
     )
     way = parser.add_mutually_exclusive_group()
-    way.add_argument("--http", action="store_true", help="over HTTP, against the service (without --once: the default)")
     way.add_argument(
-        "--direct", action="store_true", help="straight on the store, without a service (with --once: the default)"
+        "--http", action="store_true", help="storms over HTTP, against the service; without --once that is the default"
+    )
+    way.add_argument(
+        "--direct",
+        action="store_true",
+        help="storms directly on the store, without a service; with --once that is the default",
     )
     parser.add_argument(
-        "--mode", choices=MODES, help="how a payment is made to happen once; straight on the store (default: leased)"
+        "--mode",
+        choices=MODES,
+        help="how a payment is made to happen once; directly on the store, not with --http. transactional: in SQLite, "
+        "PostgreSQL, MySQL and MariaDB (default: leased)",
     )
     parser.add_argument(
         "--seconds", type=_positive, default=8.0, metavar="N", help="how long a storm lasts (default: 8)"
     )
-    parser.add_argument("--workers", type=_count, metavar="N", help="worker processes (4; of the service: 3)")
-    parser.add_argument("--seed", type=int, metavar="N", help="repeat the chances of an earlier run")
-    parser.add_argument("--json", action="store_true", help="the verdict as one JSON object; progress goes to stderr")
+    parser.add_argument("--workers", type=_count, metavar="N", help="worker processes (default: 4; of the service 3)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="repeat the random choices of an earlier run; the scheduling of the machine still differs",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the verdict as one JSON object over all storms; progress goes to standard error",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

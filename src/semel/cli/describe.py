@@ -33,7 +33,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--app-dir", default=".", metavar="DIR", help="where to import it from (default: here)")
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--markdown", action="store_true", help="a section for a design document (default)")
+    shape.add_argument(
+        "--markdown", action="store_true", help="a section in Markdown for a design document: the default"
+    )
     shape.add_argument("--json", action="store_true", help="one JSON object")
 
 

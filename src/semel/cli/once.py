@@ -25,15 +25,17 @@ if TYPE_CHECKING:
     from semel.engine.operation import Operation
 
 REUSED: Final = 65
-"""The key was used for another command, or has expired. The numbers from 64 on are those of ``sysexits.h``."""
+"""The key was used for another command, or has expired."""
 BUSY: Final = 75
 """Another process runs it now: try again later."""
 DOUBTFUL: Final = 76
-"""An earlier run ended without an outcome, and may not be repeated: somebody has to look."""
+"""An earlier run ended without an outcome, and may not be repeated: ``semel release`` or ``semel resolve`` it."""
 NOT_RUN: Final = 125
-"""Semel itself failed, and the command was not run; as ``timeout`` and ``env`` number it."""
-_NOT_EXECUTABLE: Final = 126
-_NOT_FOUND: Final = 127
+"""Semel failed, and the command was not run: the store could not be reached, or a setting is wrong."""
+NOT_EXECUTABLE: Final = 126
+"""The command cannot be started."""
+NOT_FOUND: Final = 127
+"""There is no such command."""
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _BY_THE_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)
 """Signals that a terminal sends to the command as well."""
@@ -47,27 +49,46 @@ _SET_PARENT_DEATH_SIGNAL: Final = 1
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_url(parser)
-    parser.add_argument("--key", required=True, metavar="K", help="the command runs once for this key")
+    parser.add_argument(
+        "--key",
+        required=True,
+        metavar="K",
+        help="the command runs once for this key; with another command line the key is refused",
+    )
     parser.add_argument("--operation", default="once", metavar="NAME", help="the name of the operation (default: once)")
     parser.add_argument("--tenant", default="", metavar="T", help="the tenant that the key belongs to (default: none)")
-    parser.add_argument("--ttl", default="24h", metavar="D", help="how long it is remembered: 24h, 30d, forever")
     parser.add_argument(
-        "--lease", default="30s", metavar="D", help="how long a run counts as alive after its process has died (30s)"
+        "--ttl", default="24h", metavar="D", help="how long it is remembered: 30d, forever (default: 24h)"
     )
     parser.add_argument(
-        "--wait", metavar="D", help=f"wait so long for a run elsewhere; without it, exit with {BUSY} at once"
+        "--lease",
+        default="30s",
+        metavar="D",
+        help="how long a run counts as alive after its process has died (default: 30s)",
+    )
+    parser.add_argument(
+        "--wait",
+        metavar="D",
+        help=f"wait so long for a run elsewhere, and replay it; without it, exit with {BUSY} at once",
     )
     parser.add_argument(
         "--guarantee", default="effectively-once", choices=["effectively-once", "at-most-once", "at-least-once"],
-        help="what becomes of a run that was killed: it is repeated, or never (at-most-once)",
+        help="effectively-once: a run that was killed is repeated. at-most-once: it is never repeated, and failures "
+        "are remembered. at-least-once: as the first, and the command also runs if the store is down "
+        "(default: effectively-once)",
     )  # fmt: skip
     parser.add_argument(
-        "--remember-failures", action="store_true", help="replay a run that failed, too, instead of repeating it"
+        "--remember-failures",
+        action="store_true",
+        help="remember exit codes other than 0, too; otherwise the next run repeats the command",
     )
     parser.add_argument(
-        "--max-output", default="1MB", metavar="SIZE", help="how much output is remembered (default: 1MB)"
+        "--max-output",
+        default="1MB",
+        metavar="SIZE",
+        help="how much of the output is remembered; a replay says if there was more (default: 1MB)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the command's output")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the output")
     parser.set_defaults(command=[])
 
 
@@ -186,7 +207,7 @@ class _Runner:
                 )
         except OSError as error:
             self._take(2, f"semel: cannot run {self._command[0]}: {error.strerror}\n".encode(), sys.stderr.buffer)
-            return self._result(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE)
+            return self._result(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
         assert process.stdout is not None
         assert process.stderr is not None
         readers = [

@@ -23,12 +23,37 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("guard", metavar="MODULE:GUARD", help="the guard, as the service imports it: shop.orders:guard")
     parser.add_argument("--app-dir", default=".", metavar="DIR", help="where to import it from (default: here)")
-    parser.add_argument("--once", action="store_true", help="one round over all that was abandoned, then end")
-    parser.add_argument("--every", default="5s", metavar="T", help="rest between two rounds (default: 5s)")
-    parser.add_argument("--pause", default="1s", metavar="T", help="rest of one that failed, growing (default: 1s)")
-    parser.add_argument("--tries", type=positive, default=10, metavar="N", help="attempts of one (default: 10)")
-    parser.add_argument("--limit", type=positive, default=50, metavar="N", help="records in one look (default: 50)")
-    parser.add_argument("--json", action="store_true", help="JSON objects, one line for each round, and one at the end")
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="one round, then exit; exit code 1 if something failed or was given up",
+    )
+    parser.add_argument("--every", default="5s", metavar="T", help="pause between two rounds (default: 5s)")
+    parser.add_argument(
+        "--pause",
+        default="1s",
+        metavar="T",
+        help="pause after a failure, growing with each attempt (default: 1s)",
+    )
+    parser.add_argument(
+        "--tries",
+        type=positive,
+        default=10,
+        metavar="N",
+        help="attempts of one operation, including the first, after which it is given up (default: 10)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=positive,
+        default=50,
+        metavar="N",
+        help="records that are read in one round trip to the store (default: 50)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="JSON objects, one line for each round that did something, and one at the end",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

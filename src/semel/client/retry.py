@@ -122,6 +122,11 @@ class RetryQuota:
     """
 
     def __init__(self, tokens: int = 500, *, cost: int = 5, refund: int = 1) -> None:
+        """
+        :param tokens: what the purse of a server holds.
+        :param cost: what a retry costs.
+        :param refund: what a call gives back that succeeded at its first attempt.
+        """
         if not (tokens >= 0 and cost >= 1 and refund >= 0):
             raise PolicyError("RetryQuota: tokens and refund are 0 or more, cost is 1 or more")
         self.tokens, self.cost, self.refund = tokens, cost, refund

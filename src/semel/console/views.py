@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from semel.console.figures import first_runs_per_second, start_of_hour, summarize
+from semel.console.figures import new_keys_per_second, start_of_hour, summarize
 from semel.console.gate import Access
 from semel.console.story import hops, tell, timeline, with_lost_attempt
 from semel.console.watched import LOOK, WatchedStore
@@ -83,10 +83,11 @@ class Views:
             raise NotThere(f"There is no store called {name[:40]} here.") from None
 
     async def warm(self) -> None:
-        """Read the last hour, so that the first page need not wait for it."""
-        for watched in self.watched.values():
-            with suppress(SemelError):  # the page says so
-                await watched.minutes(start_of_hour(time.time()))
+        """Ask what the first page asks, so that nobody waits for connections and for the last hour."""
+        with suppress(SemelError):  # the page says so
+            await self.overview(Access(), {})
+            for watched in self.watched.values():
+                await watched.wait_for_hour()
 
     # -- the first page
 
@@ -95,11 +96,9 @@ class Views:
         now = time.time()
         since = start_of_hour(now)
         parts = await self._of_each(lambda watched: self._part(watched, since))
-        counted = [(name, minute) for name, part in parts.items() for minute in part["minutes"]]
-        view = summarize(counted, now)
+        view = summarize(((name, tally) for name, part in parts.items() for tally in part["hour"]), now)
         troubled = {name: part["trouble"] for name, part in parts.items()}
-        listed = [part["attention"] for part in parts.values() if part["attention"] is not None]
-        states = Counter(record.state for listing in listed for record in listing.records)
+        states = Counter(record.state for part in parts.values() for record in part["attention"].records)
         view["totals"]["in_doubt"] = states[State.UNKNOWN]
         view["totals"]["stuck"] = states[State.ABANDONED] + states[State.RUNNING]
         return {
@@ -109,37 +108,46 @@ class Views:
             "since": instant(since),
             "history": any(part["history"] for part in parts.values()),
             "reading": any(watched.reading for watched in self.watched.values()),
-            "sampled": [] if counted else _sampled(parts),
-            "looked_at": LOOK if any(listing.after for listing in listed) else None,
+            "sampled": _sampled(parts),
+            "looked_at": _looked_at(parts),
             "stores": [_store(name, part) for name, part in parts.items()],
             "trouble": _trouble(troubled)[:8],
         }
 
-    async def _part(self, watched: WatchedStore, since: float) -> View:
+    async def _part(self, watched: WatchedStore, since: int) -> View:
         """What the first page needs from one store."""
-        minutes, trouble, attention, measured = await asyncio.gather(
-            watched.minutes(since),
+        hour, trouble, attention, measured = await asyncio.gather(
+            watched.hour(since),
             watched.recent(20, TROUBLE),
             self._attention(watched),
             _maybe(watched.lists, watched.measure),
         )
-        sample = None
-        if not minutes and watched.lists:
-            sample = await watched.list(limit=LOOK)
+        history = any(tally.routes for tally in hour)
+        sample = await watched.list(limit=LOOK) if watched.lists and not history else None
         return {
-            "minutes": minutes, "trouble": trouble, "attention": attention, "size": measured, "sample": sample,
-            "history": watched.trail is not None and bool(minutes), "error": None,
+            "hour": hour, "trouble": trouble, "attention": attention, "size": measured, "sample": sample,
+            "history": history, "error": None,
         }  # fmt: skip
 
-    async def _attention(self, watched: WatchedStore) -> Listing | None:
-        """The newest records that are in doubt, abandoned, or running for too long."""
-        if not watched.lists:
-            return None
-        doubtful, slow = await asyncio.gather(
-            watched.list((State.UNKNOWN, State.ABANDONED), limit=1000),
-            watched.list((State.RUNNING,), older=self._too_long, limit=1000),
-        )
-        return Listing(doubtful.records + slow.records, doubtful.after or slow.after, doubtful.looked_at)
+    async def _attention(self, watched: WatchedStore) -> Listing:
+        """The records that are in doubt, abandoned, or running for too long: among the newest, and those of which the
+        history says that they were in doubt.
+        """
+        listing = Listing((), None, 0)
+        if watched.lists:
+            listing = await watched.list((State.UNKNOWN, State.ABANDONED, State.RUNNING), limit=LOOK)
+        known = {record.id for record in listing.records}
+        told = await watched.recent(100, ("went_unknown", "recovery_given_up"))
+        older = await asyncio.gather(*map(watched.lookup, {moment.id for moment in told} - known))
+        return Listing(
+            tuple(record for record in (*listing.records, *older) if record is not None and self._is_stuck(record)),
+            listing.after, listing.looked_at,
+        )  # fmt: skip
+
+    def _is_stuck(self, record: Record) -> bool:
+        if record.state is State.RUNNING:
+            return record.age >= self._too_long
+        return record.state in (State.UNKNOWN, State.ABANDONED)
 
     async def _of_each(self, ask: Any) -> dict[str, View]:
         """Ask all stores at once. A store that does not answer must not hide the others."""
@@ -261,15 +269,7 @@ class Views:
         """What does not go on by itself: why, and the way out."""
 
         async def one(watched: WatchedStore) -> View:
-            found = await self._attention(watched)
-            records = {} if found is None else {record.id: record for record in found.records}
-            # A record that is in doubt may be older than those that were looked at: the history knows it too.
-            moments = await watched.recent(100, ("went_unknown", "recovery_given_up"))
-            for id in dict.fromkeys(moment.id for moment in moments if moment.id not in records):
-                record = await watched.lookup(id)
-                if record is not None and record.state in (State.UNKNOWN, State.ABANDONED):
-                    records[id] = record
-            return {**_NOTHING, "records": list(records.values()), "more": bool(found and found.after)}
+            return {**_NOTHING, "attention": await self._attention(watched)}
 
         parts = await self._of_each(one)
         groups = []
@@ -281,7 +281,7 @@ class Views:
             rows = [
                 show_record(self.watched[name], record, access)
                 for name, part in parts.items()
-                for record in part.get("records", ())
+                for record in part["attention"].records
                 if record.state is state
             ]
             rows.sort(key=lambda row: -row["age"])
@@ -294,7 +294,7 @@ class Views:
             "groups": groups,
             "too_long": self._too_long,
             "count": sum(group["count"] for group in groups),
-            "looked_at": LOOK if any(part.get("more") for part in parts.values()) else None,
+            "looked_at": _looked_at(parts),
             "unlisted": [watched.name for watched in self.watched.values() if not watched.lists],
             "errors": _errors(parts),
         }
@@ -391,10 +391,8 @@ class Views:
         """How long the window must be, and the room that it takes, from what the store holds now."""
         watched = self.find(field(query, "store", 40))
         now = time.time()
-        measured, minutes = await asyncio.gather(
-            _maybe(watched.lists, watched.measure), watched.minutes(start_of_hour(now))
-        )
-        rate_now = first_runs_per_second(minutes, now)
+        measured, hour = await asyncio.gather(_maybe(watched.lists, watched.measure), watched.hour(start_of_hour(now)))
+        rate_now = new_keys_per_second(hour, now)
         bytes_now = None
         if measured is not None and measured.records and measured.bytes:
             bytes_now = measured.bytes / measured.records
@@ -436,12 +434,18 @@ class Views:
 
 
 _NOTHING: Final[View] = {
-    "minutes": (), "trouble": (), "attention": None, "size": None, "sample": None, "history": False, "error": None,
+    "hour": (), "trouble": (), "attention": Listing((), None, 0), "size": None, "sample": None, "history": False,
+    "error": None,
 }  # fmt: skip
 
 
 async def _maybe(able: bool, ask: Any) -> Any:
     return await ask() if able else None
+
+
+def _looked_at(parts: dict[str, View]) -> int | None:
+    """How many records of each store were looked at for what is stuck; None if all were."""
+    return LOOK if any(part["attention"].after for part in parts.values()) else None
 
 
 def _errors(parts: dict[str, View]) -> list[View]:

@@ -83,6 +83,9 @@ class Wait:
     seconds: float
 
     def __init__(self, duration: Duration) -> None:
+        """
+        :param duration: the longest time to wait.
+        """
         object.__setattr__(self, "seconds", seconds(duration, "Wait"))
 
 

@@ -39,6 +39,7 @@ class Quota:
     """
 
     live_keys: int = 10_000
+    """How many live keys a tenant may have."""
     recount_every: Duration = 5.0
     """How often the keys of a tenant that is over its quota are counted again, at most."""
     tenants: int = 10_000

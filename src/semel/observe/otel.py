@@ -125,6 +125,7 @@ class OpenTelemetryStoreMetrics:
     ) -> None:
         """
         :param store: a sync store, or the URL of a store. In an event loop, pass the URL.
+        :param meter_provider: defaults to the global one.
         :param every: how often the store is looked into, at most.
         :param look: how many records it looks at to find those that are not finished, the newest ones first.
         """

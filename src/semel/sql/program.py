@@ -134,7 +134,8 @@ def _render(sql: str, style: Style) -> tuple[str, tuple[str, ...]]:
 
 
 def load_queries(package: str, file: str, **replacements: str) -> dict[str, Query]:
-    """Return the entries of a .sql file. ``-- name: claim (writes)`` starts one; ``{{word}}`` is replaced.
+    """Return the entries of a .sql file. ``-- name: claim (writes)`` starts one; ``{{word}}`` is replaced, also by an
+    earlier entry of that name.
 
     ``(writes, as text other)``: if the driver sends text with values, the entry ``other`` is sent instead.
     """
@@ -147,6 +148,8 @@ def load_queries(package: str, file: str, **replacements: str) -> dict[str, Quer
         lines = [line for line in body.splitlines() if not line.lstrip().startswith("--")]
         # Drivers cache prepared statements by their text, some only up to a certain length: remove spare blanks.
         sql = " ".join(" ".join(lines).split()).rstrip(";")
+        for part in entries.values():
+            sql = sql.replace("{{" + part.name + "}}", part.sql)
         entries[name] = Query(name, sql, kind != "reads")
     for name, other in zip(parts[::4], parts[2::4], strict=True):
         entries[name].as_text = entries[other] if other else None

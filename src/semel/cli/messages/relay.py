@@ -19,12 +19,15 @@ from semel.cli.commands import (
     OK,
     SIGNALS,
     Command,
+    add_caution,
     add_url,
     as_json,
+    confirmed,
     open_guard,
     positive,
     say,
     stop_on_signals,
+    write_audit,
 )
 from semel.errors import ConfigurationError, MissingDependency
 
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from semel.messaging.ports import Broker
 
 BROKER_VARIABLE: Final = "SEMEL_BROKER"
-"""The environment variable that names the broker where the command line does not."""
+"""The URL of the broker, for ``semel relay`` without ``--to``."""
 BROKERS: Final = "kafka://host:9092/topic, amqp://…, nats://…, redis://…, sqs://…, sns://…, https://… (webhooks)"
 
 
@@ -47,23 +50,41 @@ def configure_relay(parser: argparse.ArgumentParser) -> None:
         "--to", default=os.environ.get(BROKER_VARIABLE), metavar="BROKER",
         help=f"the broker: {BROKERS}; may be left out if {BROKER_VARIABLE} is set",
     )  # fmt: skip
-    parser.add_argument("--once", action="store_true", help="send what is due, then end")
-    parser.add_argument("--batch", type=positive, default=500, metavar="N", help="messages at a time (default: 500)")
     parser.add_argument(
-        "--lease", default="30s", metavar="T", help="how long a dead relay is waited for (default: 30s)"
+        "--once", action="store_true", help="send what is due, then exit; exit code 1 if something was not sent"
     )
-    parser.add_argument("--tries", type=positive, default=10, metavar="N", help="attempts of a message (default: 10)")
-    parser.add_argument("--pause", default="1s", metavar="T", help="rest of one that failed, growing (default: 1s)")
-    parser.add_argument("--longest-pause", default="5m", metavar="T", help="the longest rest (default: 5m)")
+    parser.add_argument(
+        "--batch", type=positive, default=500, metavar="N", help="messages that are sent at a time (default: 500)"
+    )
+    parser.add_argument(
+        "--lease",
+        default="30s",
+        metavar="T",
+        help="how long a relay that has died keeps its streams from the others (default: 30s)",
+    )
+    parser.add_argument(
+        "--tries",
+        type=positive,
+        default=10,
+        metavar="N",
+        help="attempts to send a message before --on-poison decides (default: 10)",
+    )
+    parser.add_argument(
+        "--pause",
+        default="1s",
+        metavar="T",
+        help="pause after a failure, growing with each attempt (default: 1s)",
+    )
+    parser.add_argument("--longest-pause", default="5m", metavar="T", help="the longest pause (default: 5m)")
     parser.add_argument(
         "--on-poison", choices=("block", "park", "skip"), default="block",
         help="what happens to a stream whose next message cannot be sent: it waits (block), goes to the dead letters "
-        "from there on (park), or goes on without that message (skip); default: block",
+        "from there on (park), or goes on without that message (skip) (default: block)",
     )  # fmt: skip
     parser.add_argument(
         "--allow-unordered", action="store_true", help="publish to a broker that does not keep the order of streams"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON objects, one line each, in place of text")
+    parser.add_argument("--json", action="store_true", help="JSON objects, one line each")
 
 
 def relay(args: argparse.Namespace) -> int:
@@ -220,7 +241,7 @@ def configure_outbox(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode", choices=("queue", "log", "wal"), help="first change how messages are stored (log, wal: PostgreSQL)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_caution(parser)
 
 
 def _check_outbox(url: str) -> None:
@@ -235,13 +256,20 @@ def outbox(args: argparse.Namespace) -> int:
 
     _check_outbox(args.url)
     with open_guard(args.url) as guard:
-        if args.mode:
-            guard.store.execute(SwitchMode(args.mode))
         state = guard.store.execute(InspectOutbox(args.limit))
+        change = f"change the mode of the outbox from {state.mode} to {args.mode}"
+        if args.mode and not args.dry_run:
+            if not confirmed(f"{change}?", args):
+                return FAILED
+            guard.store.execute(SwitchMode(args.mode))
+            write_audit("outbox mode", was=state.mode, mode=args.mode)
+            state = guard.store.execute(InspectOutbox(args.limit))
     if args.json:
         say(as_json(asdict(state)))
     else:
         _print_state(state)
+        if args.mode and args.dry_run:
+            print(f"would {change}")
     return OK
 
 

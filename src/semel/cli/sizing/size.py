@@ -32,14 +32,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_store(parser, "memory:", f"the store to measure in: {URLS} (default: memory:)")
     parser.add_argument(
-        "--body", default="1kB", metavar="SIZE", help="bytes of a stored answer, as they are after compression (1kB)"
+        "--body",
+        default="1kB",
+        metavar="SIZE",
+        help="bytes of a stored answer, as they are after compression; 64 MiB at most (default: 1kB)",
     )
     parser.add_argument("--sample", metavar="FILE", help="a real answer instead, compressed as Semel would")
     parser.add_argument(
         "--records",
         type=int,
         metavar="N",
-        help="how many records are written and measured (2000, fewer if large); databases may need more",
+        help="how many records are written and measured; databases may need more (default: 2000, fewer if large)",
     )
     add_needs(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object")

@@ -141,9 +141,14 @@ def size_of(headers: Mapping[str, str], data: bytes) -> int:
     return len(data) + sum(len(name.encode()) + len(text.encode()) for name, text in headers.items())
 
 
+def light(most: int) -> int:
+    """Return how many bytes of data a message may have that is certainly not oversize, whatever its headers are."""
+    return most - _MOST_HEADER_BYTES
+
+
 def oversize(message: Message, most: int) -> int:
     """Return the size of a message with more than ``most`` bytes, else 0. It is for messages that were checked."""
-    if len(message.data) + _MOST_HEADER_BYTES <= most:  # almost always; to encode the headers takes longer
+    if len(message.data) <= light(most):  # almost always; to encode the headers takes longer
         return 0
     size = size_of(attributes(message), message.data)
     return size if size > most else 0
@@ -335,21 +340,22 @@ class ReadLog(Op["tuple[Outgoing, ...] | None"]):
     lease: float
     mode: OutboxMode
     ahead: bool = False
-    """In the mode ``log``: return those that follow the messages under way, which remain so. The answer may be None as
-    well because it is not known yet what follows."""
+    """In the mode ``log``: return those that follow the messages under way, which remain so. It does not renew the
+    lease; ``PassLog`` does. It returns no messages as well if it is not known yet what follows."""
     id: bytes = b""
 
 
 @value
 class PassLog(Op[bool]):
-    """Go on behind the messages that ``ReadLog`` has returned last. The answer is False if the relay no longer owns the
-    cursor; then nothing has changed.
+    """Go on behind the messages that ``ReadLog`` has returned last, and renew the lease. The answer is False if the
+    relay no longer owns the cursor; then nothing has changed.
 
     What was not sent moves to the queue, and its stream goes on there: as long as a stream has messages in the queue,
     all that follow have to move. A repeat changes nothing.
     """
 
     relay: bytes
+    lease: float
     mode: OutboxMode
     last: int
     """The position of the last message under way."""

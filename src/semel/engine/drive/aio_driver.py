@@ -1,16 +1,21 @@
+# Twin: driver.py is generated from this file by make twins.
+# Twin: over an async store -> over a sync store
+# Twin: in the caller's task -> in the caller's thread
+# Twin: (StoreError, asyncio.CancelledError) -> StoreError
+# Twin: except BaseException as failure: -> except BaseException:
+# Twin: , in one event loop. -> .
+# Twin: aio_work.py -> work.py
 """``AsyncCallDriver``: drives calls over an async store and runs their handlers in the caller's task.
 
-Written by hand beside ``driver.py``: tasks are cancelled, and a call that is cancelled still settles its record before
-it ends. What both decide is in ``execution.py``.
+What it decides is in ``execution.py``. How a handler runs and how a call waits is in ``aio_work.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from semel.core.call import (
     Await,
@@ -18,7 +23,6 @@ from semel.core.call import (
     Declined,
     Failed,
     Outcome,
-    Pause,
     Raised,
     Recover,
     Returned,
@@ -27,19 +31,24 @@ from semel.core.call import (
     StoreLater,
 )
 from semel.core.flows import begins_plainly, replay
-from semel.core.ops import Claimed, Count, Existing, Lookup, Op, Release
+from semel.core.ops import Claimed, Existing, Op
 from semel.core.states import DONE
 from semel.engine.drive.aio_keeper import AsyncKeeper
+from semel.engine.drive.aio_work import (
+    Handler,
+    run_under_lease_async,
+    send_again,
+    sleep_async,
+    wait_for_change_async,
+)
 from semel.engine.drive.execution import Changed, Execution, as_handler
 from semel.engine.drive.flights import Flight, Flights
 from semel.engine.drive.leases import Lease
-from semel.engine.drive.waiting import LateResult, shielded
-from semel.engine.operation import AsyncOperation, running
+from semel.engine.operation import AsyncOperation
 from semel.engine.ports import AsyncStore
 from semel.errors import StoreError
 
 R = TypeVar("R")
-Handler: TypeAlias = Callable[[AsyncOperation], Any]
 
 
 class AsyncCallDriver:
@@ -93,36 +102,39 @@ class AsyncCallDriver:
                     else:
                         if type(answer) is Existing and answer.record.state is DONE:
                             own.record = answer.record
-                            own.landed = True
+                            own.landed = True  # async only
+                            # sync: flights.land(own)
                             if own.waiters is not None:
                                 flights.land(own)
                             else:  # this is all that it does then
                                 flights.by_id.pop(claim.id, None)
                             return replay(call, own.record)
                 execution = Execution(call, flights, store.wakes, own)
+                # async only
                 if isinstance(error, asyncio.CancelledError):
                     try:
-                        answer, error = await self._send_again(execution, claim, error), None
+                        answer, error = await send_again(store, execution, claim, error), None
                     except (StoreError, asyncio.CancelledError) as failure:
                         error = failure
-                elif own is not None and type(answer) is Claimed and begins_plainly(call, answer):
+                if execution.cancelled is None and type(answer) is Claimed and begins_plainly(call, answer):
                     execution.begin(answer)
                     if handler is None:
                         assert execution.lease is not None
                         self.keeper.hold(execution.lease)
                         return AsyncLeasedAttempt(self, execution, answer)
                     try:
-                        answer = await self._work(execution, answer, handler)
+                        answer = await run_under_lease_async(store, self.keeper, execution, answer, handler)
                     except (StoreError, asyncio.CancelledError) as failure:
                         error = failure
             if execution.claimed is not None and error is None and type(answer) is Returned:
                 ending, op = answer, execution.completion(answer.value)
                 if op is not None:
                     try:
+                        # sync: answer = store.execute(op)
                         try:
                             answer = await store.execute(op)
                         except asyncio.CancelledError as cancelled:
-                            answer = await self._send_again(execution, op, cancelled)
+                            answer = await send_again(store, execution, op, cancelled)
                     except (StoreError, asyncio.CancelledError) as failure:
                         error = failure
                     if error is None and answer is True:
@@ -140,30 +152,30 @@ class AsyncCallDriver:
                     error = None
                     try:
                         if isinstance(request, Op):
+                            # sync: answer = store.execute(request)
                             try:
                                 answer = await store.execute(request)
                             except asyncio.CancelledError as cancelled:
-                                answer = await self._send_again(execution, request, cancelled)
+                                answer = await send_again(store, execution, request, cancelled)
                         elif isinstance(request, Run):
                             if handler is None:
                                 if execution.lease is not None:
                                     self.keeper.hold(execution.lease)
                                 return AsyncLeasedAttempt(self, execution, request.claimed)
-                            answer = await self._work(execution, request.claimed, handler)
-                        elif isinstance(request, Recover):
-                            answer = await self._work(
-                                execution, request.claimed, as_handler(recover or call.policy.recover)
+                            answer = await run_under_lease_async(
+                                store, self.keeper, execution, request.claimed, handler
                             )
+                        elif isinstance(request, Recover):
+                            hook = as_handler(recover or call.policy.recover)
+                            answer = await run_under_lease_async(store, self.keeper, execution, request.claimed, hook)
                         elif isinstance(request, Changed):
-                            await self._wait_for(request)
+                            await wait_for_change_async(flights, request)
                         elif isinstance(request, Await):
                             await store.wait(request.id, request.seconds)
                         elif isinstance(request, StoreLater):
                             self.keeper.store_later(execution.hand_over(request))
-                        elif isinstance(request, Pause):
-                            await shielded(asyncio.sleep(request.seconds), execution)
                         else:
-                            await asyncio.sleep(request.seconds)
+                            await sleep_async(request, execution)
                     except (StoreError, asyncio.CancelledError) as failure:
                         error = failure
             except StopIteration as stop:
@@ -176,77 +188,18 @@ class AsyncCallDriver:
                     flights.land(own)
                 raise
             execution.finish(self.keeper.leases)
+            # async only
             if execution.cancelled is not None and isinstance(failure, Exception):
                 raise execution.cancelled from None  # whatever the flow found, the caller was cancelled
             raise
-        cancelled_before = execution.cancelled
+        # async only
+        if execution.cancelled is not None and not (
+            isinstance(outcome, Failed) and not isinstance(outcome.error, Exception)
+        ):
+            raise execution.cancelled
         if isinstance(outcome, Failed):
-            if cancelled_before is not None and isinstance(outcome.error, Exception):
-                raise cancelled_before
             raise outcome.error
-        if cancelled_before is not None:
-            raise cancelled_before
         return outcome
-
-    async def _send_again(self, execution: Execution, op: Op[Any], cancelled: asyncio.CancelledError) -> Any:
-        """Execute an Op whose execution was cancelled, and hold the cancellation back until the record is settled.
-
-        The Op may have reached the store or not. It may be sent twice, so send it again, shielded. A cancelled read is
-        simply cancelled.
-        """
-        if isinstance(op, (Lookup, Count)):
-            raise cancelled
-        execution.cancelled = cancelled
-        answer = await shielded(self.store.execute(op), execution)
-        return True if isinstance(op, Release) else answer  # a record that is gone was released by the first one
-
-    async def _work(self, execution: Execution, claimed: Claimed | None, work: Handler) -> Returned | Raised | Stopped:
-        """Run the handler in this task. Its lease is renewed until the call is finished; losing it cancels the task."""
-        lease = execution.lease
-        op = AsyncOperation(execution.call, lease, claimed, self.store.execute, self.store)
-        task = asyncio.current_task()
-        cancels = task.cancelling() if task is not None else 0
-        outer = running.get()
-        try:
-            running.set(op)
-            if lease is not None:
-                lease.on_lost = task.cancel if task is not None else None
-                self.keeper.hold(lease)
-            result = work(op)
-            # A plain function passed as call= has had its effect by now: what it returned is the result.
-            returned = await result if inspect.isawaitable(result) else result
-            op.leave()
-            return Returned(returned)
-        except LateResult as late:
-            ours = 1 if lease is not None and lease.lost else 0
-            if task is None or task.cancelling() > cancels + ours:
-                execution.cancelled = late.cancelled
-            return late.ending
-        except asyncio.CancelledError as error:
-            if lease is not None and lease.lost and task is not None and task.cancelling() == cancels + 1:
-                return Stopped()  # cancelled by the keeper, and by nobody else
-            return Raised(error)
-        except BaseException as error:
-            return Raised(await op.compensate(error))
-        finally:
-            running.set(outer)  # not by the token of set(): a signal may come before we have it
-            if lease is not None:
-                lease.on_lost = None  # from here on only the record is settled, which must not be cancelled
-                if lease.lost and task is not None:
-                    task.uncancel()
-
-    async def _wait_for(self, change: Changed) -> None:
-        changed = asyncio.get_running_loop().create_future()
-
-        def wake() -> None:
-            if not changed.done():
-                changed.set_result(None)
-
-        if self.flights.watch(change.flight, change.seen, wake):
-            try:
-                await asyncio.wait([changed], timeout=change.seconds)
-            finally:
-                self.flights.unwatch(change.flight, wake)
 
 
 class AsyncLeasedAttempt:
@@ -275,13 +228,20 @@ class AsyncLeasedAttempt:
         return await self.operation.compensate(error)
 
     def complete(self, value: Any) -> Awaitable[Outcome[Any]]:
-        return self._driver.drive(self.call, None, None, self._execution, Returned(value), self)
+        outcome: Awaitable[Outcome[Any]] = self._driver.drive(
+            self.call, None, None, self._execution, Returned(value), self
+        )
+        return outcome
 
     def decline(self, value: Any) -> Awaitable[Outcome[Any]]:
-        return self._driver.drive(self.call, None, None, self._execution, Declined(value), self)
+        outcome: Awaitable[Outcome[Any]] = self._driver.drive(
+            self.call, None, None, self._execution, Declined(value), self
+        )
+        return outcome
 
     def lost(self) -> Awaitable[Outcome[Any]]:
-        return self._driver.drive(self.call, None, None, self._execution, Stopped(), self)
+        outcome: Awaitable[Outcome[Any]] = self._driver.drive(self.call, None, None, self._execution, Stopped(), self)
+        return outcome
 
     def conflicts(self, error: BaseException) -> bool:
         return False

@@ -142,7 +142,9 @@ class Idempotent(_Declaration):
     required: bool = True
     """False: without a key the route runs unprotected and emits the event ``unkeyed``."""
     key_mode: HeaderMode = "auto"
+    """How the header of the key is read. ``"auto"``: quoted or bare; ``"strict"``: quoted only; ``"raw"``: as it is."""
     key_format: KeyFormat = field(default_factory=lambda: KeyFormat.named("any"))
+    """What keys must look like: ``"any"``, ``"uuid"``, ``"ulid"``, or a ``KeyFormat`` with a pattern of its own."""
     reused_status: Literal[422, 409, 400] = 422
     """The status of "same key, different payload"."""
     in_use_status: Literal[409, 425, 429, 503] = 409
@@ -154,6 +156,7 @@ class Idempotent(_Declaration):
     replayed until the ttl ends: the effect may have happened. Statuses that say that it did not go into ``released``.
     """
     released: frozenset[int] = RELEASED
+    """Statuses that are not stored, and free the key."""
     replay_headers: frozenset[str] = REPLAY_HEADERS
     """Names of the headers that are stored with an answer and replayed; their case does not matter."""
     replay_marker: str = "idempotent-replayed"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import httpx
 
 SECRET_VARIABLE: Final = "SEMEL_WEBHOOK_SECRET"
-"""The environment variable with the secret of a broker that is opened by its URL. URLs are seen in ``ps``."""
+"""The secret that signs webhooks, of a broker that is opened by its URL. It keeps the secret out of ``ps``."""
 LARGEST: Final = 1 << 20
 TIMEOUT: Final = 15.0
 CONNECT_TIMEOUT: Final = 5.0

@@ -72,7 +72,7 @@ WITH next AS (
     RETURNING relay
 )
 SELECT f.position, f.starts, f.id, f.type, f.data, f.source, f.destination, f.stream, f.sequence, f.subject,
-       f.content_type, extract(epoch FROM f.created)::float8, f.headers, f.redrives
+       f.content_type, date_part('epoch', f.created), f.headers, f.redrives
 FROM me LEFT JOIN found f ON true
 ORDER BY f.position
 

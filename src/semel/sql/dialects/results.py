@@ -151,12 +151,23 @@ def list_page(
                 end = (rows[-1][-1] + _BY_ID, last if rows[-1][-1] == place else _ABOVE_ALL)
         for row, here in usable:
             looked_at += 1
-            if moment in ("", row[-1]) and is_listed(op, record := _record(row[:-1], second)):
+            if moment not in ("", row[-1]) or not _may_be_listed(op, row):
+                continue
+            if is_listed(op, record := _record(row[:-1], second)):
                 found.append(record)
                 if len(found) == op.limit and here != usable[-1][1]:
                     return Listing(tuple(found), pack_place(*here), looked_at)
         position = end
     return Listing(tuple(found), None if ended else pack_place(*position), looked_at)
+
+
+def _may_be_listed(op: ListRecords, row: Sequence[Any]) -> bool:
+    """False if the row is surely not shown. Most are not, and making a record of each would take most of the time."""
+    return (
+        op.operation in (None, row[11])
+        and op.tenant in (None, row[10])
+        and (row[1] != State.DONE or not op.states or State.DONE in op.states)
+    )
 
 
 def _whole_moments(rows: Rows, position: tuple[str, bytes], ended: bool) -> list[Sequence[Any]]:

@@ -122,6 +122,7 @@ class DynamoDBStore:
         """
         :param url: ``dynamodb://region/table``; credentials are those of the process, as boto3 finds them.
         :param timeout: how long the service may take for one call.
+        :param connect_timeout: how long it may take to connect.
         :param retry_for: how long a call is retried before the Op fails, if it is throttled or gets no response.
         :param clock: seconds since 1970; by default the service's, from the Date headers of its responses.
         """

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 
 from semel.core.ops import Op
 from semel.core.policy import Duration
-from semel.core.trail.moments import TRAIL_OPS
 from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
 from semel.stores.listening import AsyncListener
@@ -35,7 +34,6 @@ from semel.stores.redis.settings import (
     Address,
     RedisSettings,
 )
-from semel.stores.redis.trail import KeyedCommand, trail_program
 from semel.stores.risks import Risk
 
 R = TypeVar("R")
@@ -93,8 +91,6 @@ class AsyncRedisStore:
             try:
                 if type(op) in WALKS:
                     return cast(R, await self._walk(op))
-                if type(op) in TRAIL_OPS:
-                    return cast(R, await self._trail(op))
                 if redirection is None:
                     connection = servers.only
                     if connection is None or connection.closed or connection.loop is not asyncio.get_running_loop():
@@ -210,42 +206,20 @@ class AsyncRedisStore:
         finally:
             connection.close()
 
-    async def _trail(self, op: Op[Any]) -> Any:
-        """Run an Op of a trail, whose keys may be on many servers. A retry sends all of its commands again."""
-        program = trail_program(op, self._programs.prefix)
-        try:
-            commands = next(program)
-            while True:
-                commands = program.send(await self._exchange_keyed(commands))
-        except StopIteration as stop:
-            return stop.value
-
-    async def _exchange_keyed(self, commands: list[KeyedCommand]) -> list[Any]:
-        servers = self._servers
-        places: dict[Address, list[int]] = {}
-        for at, (key, _) in enumerate(commands):
-            places.setdefault(await servers.address_of(key), []).append(at)
-        replies: list[Any] = [None] * len(commands)
-        for address, chosen in places.items():
-            connection = await servers.connection(address)
-            found = await connection.exchange([commands[at][1] for at in chosen])
-            for at, reply in zip(chosen, found, strict=True):
-                if isinstance(reply, (NotMaster, ConnectionLost)):
-                    servers.drop(connection)
-                elif isinstance(reply, Moved):
-                    servers.topology.moved(reply, address)
-                if isinstance(reply, SemelError):
-                    raise reply
-                replies[at] = reply
-        return replies
-
     async def _walk(self, op: Op[Any]) -> Any:
-        """Run an Op that is not about one record."""
+        """Run an Op that is not about one record. A retry starts it again."""
         servers = self._servers
-        walk = self._programs.walk(op, await servers.masters(), servers.cursors)
+        walk = self._programs.walk(op, await servers.masters(), servers.topology, servers.cursors)
         try:
             address, commands = next(walk)
             while True:
-                address, commands = walk.send(await (await servers.connection(address)).exchange(commands))
+                connection = await servers.connection(address)
+                replies = await connection.exchange(commands)
+                for reply in replies:
+                    if isinstance(reply, (NotMaster, ConnectionLost)):
+                        servers.drop(connection)
+                    elif isinstance(reply, Moved):
+                        servers.topology.moved(reply, address)
+                address, commands = walk.send(replies)
         except StopIteration as stop:
             return stop.value

@@ -38,6 +38,7 @@ from semel.core.ops import (
 )
 from semel.core.semantics import is_filtered, is_listed, not_a_place, pack_place, unpack_place
 from semel.core.states import State
+from semel.core.trail.moments import TRAIL_OPS
 from semel.core.values import value
 from semel.errors import SemelError, StoreError, StoreUncertain
 from semel.stores.redis.commands import ASK_AGAIN, RedisCommand, ServerClock, make_command, scripts, template
@@ -59,6 +60,8 @@ from semel.stores.redis.layout import (
     token_of,
 )
 from semel.stores.redis.settings import Address, RedisSettings
+from semel.stores.redis.topology import Topology
+from semel.stores.redis.trail import trail_program
 
 OpProgram: TypeAlias = Generator[RedisCommand, Any, Any]
 WalkProgram: TypeAlias = Generator[tuple[Address, list[RedisCommand]], list[Any], Any]
@@ -78,7 +81,7 @@ _SEEN: Final = 8
 """So many bytes of an id stand in the cursor of a list."""
 
 
-WALKS: Final = frozenset({Sweep, ListRecords, Measure})
+WALKS: Final = frozenset({Sweep, ListRecords, Measure, *TRAIL_OPS})
 """The Ops that are not about one record."""
 
 
@@ -259,14 +262,43 @@ class RedisPrograms:
                 else "Redis has it, but has not confirmed in time that it is on disk"
             )
 
-    def walk(self, op: Op[Any], masters: Iterable[Address], cursors: dict[Address, bytes]) -> WalkProgram:
-        """Run an Op of ``WALKS``. ``cursors`` is where the last sweep of each server has stopped."""
+    def walk(
+        self, op: Op[Any], masters: list[Address], topology: Topology, cursors: dict[Address, bytes]
+    ) -> WalkProgram:
+        """Run an Op of ``WALKS``.
+
+        :param cursors: where the last sweep of each server has stopped.
+        """
+        if type(op) in TRAIL_OPS:
+            return self._trail(op, topology)
         if isinstance(op, ListRecords):
-            return self._list(op, list(masters))
+            return self._list(op, masters)
         if isinstance(op, Measure):
             return self._measure(masters)
         assert isinstance(op, Sweep)
         return self._sweep(op, masters, cursors)
+
+    def _trail(self, op: Op[Any], topology: Topology) -> WalkProgram:
+        """Run an Op of a trail. Its keys may be on many servers."""
+        program = trail_program(op, self.prefix)
+        try:
+            commands = next(program)
+            while True:
+                places: dict[Address, list[int]] = {}
+                for at, (key, _) in enumerate(commands):
+                    address = topology.address_of(key)
+                    if address is None:
+                        topology.forget()
+                        raise NotMaster("no node of the Redis Cluster has the slot")
+                    places.setdefault(address, []).append(at)
+                replies: list[Any] = [None] * len(commands)
+                for address, chosen in places.items():
+                    found = _raise_error((yield address, [commands[at][1] for at in chosen]))
+                    for at, reply in zip(chosen, found, strict=True):
+                        replies[at] = reply
+                commands = program.send(replies)
+        except StopIteration as stop:
+            return stop.value
 
     def _sweep(self, op: Sweep, masters: Iterable[Address], cursors: dict[Address, bytes]) -> WalkProgram:
         """Mark abandoned records as unknown, on one server after the other; yields commands with their server.

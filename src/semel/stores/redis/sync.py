@@ -25,7 +25,6 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep
 from semel.core.policy import Duration
-from semel.core.trail.moments import TRAIL_OPS
 from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUncertain
 from semel.stores.batching.combiner import Combiner
@@ -50,7 +49,6 @@ from semel.stores.redis.settings import (
     Address,
     RedisSettings,
 )
-from semel.stores.redis.trail import KeyedCommand, trail_program
 from semel.stores.risks import Risk
 
 R = TypeVar("R")
@@ -98,6 +96,7 @@ class RedisStore:
         :param prefix: what the store's keys begin with; ``semel:`` by default.
         :param connections: connections to each server; while all are busy, Ops wait and are then sent together.
         :param timeout: how long the server may take to reply.
+        :param connect_timeout: how long it may take to connect.
         :param retry_for: how long an Op is retried while a server, or its successor, cannot be reached.
         :param listen: be woken by publish/subscribe when waiting (one more connection); False polls.
         :param wait_replicas: how many replicas must confirm a claim, a result, a step; fewer raise StoreUncertain.
@@ -287,9 +286,6 @@ class RedisBatchConnection:
             if type(op) in WALKS:
                 outcomes.append((at, None, self._walk(op)))
                 continue
-            if type(op) in TRAIL_OPS:
-                outcomes.append((at, None, self._trail(op)))
-                continue
             key = self._programs.key(op.id)
             address = where = redirections.pop(at, None)
             try:
@@ -359,46 +355,24 @@ class RedisBatchConnection:
         return [None if isinstance(each.command, UnansweredCommand) else next(replies) for each in group]
 
     def _walk(self, op: Op[Any]) -> Any:
-        """Run an Op that is not about one record. Returns the answer or the error."""
+        """Run an Op that is not about one record. Returns the answer or the error. A retry starts it again."""
+        servers = self._servers
         try:
-            walk = self._programs.walk(op, self._servers.masters(), self._servers.cursors)
+            walk = self._programs.walk(op, servers.masters(), servers.topology, servers.cursors)
             address, commands = next(walk)
             while True:
-                address, commands = walk.send(self._connection(address).exchange(commands))
+                connection = self._connection(address)
+                replies = connection.exchange(commands)
+                for reply in replies:
+                    if isinstance(reply, (NotMaster, ConnectionLost)):
+                        self._drop(connection)
+                    elif isinstance(reply, Moved):
+                        servers.topology.moved(reply, address)
+                address, commands = walk.send(replies)
         except StopIteration as stop:
             return stop.value
         except SemelError as error:
             return error
-
-    def _trail(self, op: Op[Any]) -> Any:
-        """Run an Op of a trail, whose keys may be on many servers. A retry sends all of its commands again."""
-        program = trail_program(op, self._programs.prefix)
-        try:
-            commands = next(program)
-            while True:
-                commands = program.send(self._exchange_keyed(commands))
-        except StopIteration as stop:
-            return stop.value
-        except SemelError as error:
-            return error
-
-    def _exchange_keyed(self, commands: list[KeyedCommand]) -> list[Any]:
-        places: dict[Address, list[int]] = {}
-        for at, (key, _) in enumerate(commands):
-            places.setdefault(self._servers.address_of(key), []).append(at)
-        replies: list[Any] = [None] * len(commands)
-        for address, chosen in places.items():
-            connection = self._connection(address)
-            found = connection.exchange([commands[at][1] for at in chosen])
-            for at, reply in zip(chosen, found, strict=True):
-                if isinstance(reply, (NotMaster, ConnectionLost)):
-                    self._drop(connection)
-                elif isinstance(reply, Moved):
-                    self._servers.topology.moved(reply, address)
-                if isinstance(reply, SemelError):
-                    raise reply
-                replies[at] = reply
-        return replies
 
     def risks(self) -> list[Risk]:
         """Return the risks of all servers that take writes, each once."""
