@@ -98,7 +98,7 @@ def storm(
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.02)
@@ -223,21 +223,6 @@ def test_ctrl_c_ends_the_storm_with_its_verdict_and_no_process_is_left(
     assert list(tmp_path.iterdir()) == [], "the temporary folder is left behind"
 
 
-@pytest.mark.parametrize("way", [("--direct",), ("--http", "--no-storm", "--port", "0")], ids=["direct", "http"])
-def test_the_url_of_the_store_is_no_argument_of_a_worker(
-    demo: Callable[..., Demo], way: tuple[str, ...], tmp_path: Path
-) -> None:
-    """It may hold a password, and everybody on the machine can read the arguments of a process."""
-    (tmp_path / "here").mkdir()
-    env = {"SEMEL_STORE": f"sqlite:///{tmp_path}/here/secret.db"}
-    running = demo(*way, "--store", "--workers", "2", env=env)
-    until(lambda: len(running.workers()) >= 2, "the workers did not start")
-    arguments = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in running.workers()]
-    running.process.kill()
-    running.end()
-    assert all(b"semel.demo" in each and b"secret" not in each for each in arguments), arguments
-
-
 def test_storm_follows_storm_until_it_is_told_to_stop(demo: Callable[..., Demo]) -> None:
     running = demo("--direct", "--seconds", "0.5", "--workers", "2")
     assert running.process.stdout is not None
@@ -253,12 +238,19 @@ def test_storm_follows_storm_until_it_is_told_to_stop(demo: Callable[..., Demo])
     assert out.rstrip().endswith("CLEAN")
 
 
-@pytest.mark.parametrize("way", [("--direct",), ("--http", "--port", "0")], ids=["direct", "http"])
-def test_the_workers_die_with_a_demo_that_is_killed(demo: Callable[..., Demo], way: tuple[str, ...]) -> None:
-    running = demo(*way, "--seconds", "60", "--workers", "2")
+@pytest.mark.parametrize("way", [("--direct",), ("--http", "--no-storm", "--port", "0")], ids=["direct", "http"])
+def test_the_workers_die_with_a_demo_that_is_killed_and_never_show_the_url_of_the_store(
+    demo: Callable[..., Demo], way: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The URL may hold a password, and everybody on the machine can read the arguments of a process."""
+    (tmp_path / "here").mkdir()
+    env = {"SEMEL_STORE": f"sqlite:///{tmp_path}/here/secret.db"}
+    running = demo(*way, "--store", "--workers", "2", env=env)
     until(lambda: len(running.workers()) >= 2, "the workers did not start")
+    arguments = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in running.workers()]
     running.process.kill()
     running.end()
+    assert all(b"semel.demo" in each and b"secret" not in each for each in arguments), arguments
     until(lambda: running.workers() == [], "workers outlived the demo")
 
 
@@ -302,16 +294,13 @@ def test_the_verdict_of_a_storm_over_http_is_clean(demo: Callable[..., Demo], po
     assert "requests" in err, "no progress was shown"
 
 
-@pytest.mark.parametrize(("sabotage", "what"), [("unprotected", "duplicates"), ("silent", "lost")])
-def test_the_verdict_over_http_can_fail(demo: Callable[..., Demo], sabotage: str, what: str) -> None:
-    """Semel left out; an answer without a row. Without HTTP there are more."""
-    env = {"SEMEL_DEMO_SABOTAGE": sabotage}
-    code, verdict, out = storm(demo, "--http", "--workers", "1", seconds=1.5, seed="1", until=what, env=env)
+def test_the_verdict_over_http_can_fail(demo: Callable[..., Demo]) -> None:
+    """Semel left out. Without HTTP there are more."""
+    env = {"SEMEL_DEMO_SABOTAGE": "unprotected"}
+    code, verdict, out = storm(demo, "--http", "--workers", "1", seconds=1.5, seed="1", until="duplicates", env=env)
     assert (code, verdict["clean"]) == (1, False), out
-    assert verdict[what] > 0
-    if sabotage == "unprotected":
-        assert verdict["mismatched"] > 0
-        assert verdict["unsettled"] == verdict["operations"]
+    assert verdict["mismatched"] > 0
+    assert verdict["unsettled"] == verdict["operations"]
 
 
 def test_the_service_says_where_it_is_and_a_signal_ends_all_of_it(demo: Callable[..., Demo], tmp_path: Path) -> None:
