@@ -261,11 +261,13 @@ def purge(args: argparse.Namespace) -> int:
         raise ConfigurationError("say which records: --operation, --tenant or --older, or --all for all finished ones")
     with open_guard(args.url, reads_only=args.dry_run) as guard, stop_on_signals() as stopping:
         count = sum(map(len, _Walk(guard, stopping, filters).pages(args.limit)))
+        if stopping.is_set():
+            raise KeyboardInterrupt
         question = f"delete {count:,} finished records? The next call with such a key runs its operation again."
-        if count and not args.dry_run and not confirmed(question, args, needs_yes=True):
+        if count and not args.dry_run and not confirmed(question, args):
             return FAILED
         deleted = 0
-        if not args.dry_run and not stopping.is_set():
+        if not args.dry_run:
             walk = _Walk(guard, stopping, filters)
             who = who_is_here()
             try:

@@ -78,7 +78,8 @@ def migrate(args: argparse.Namespace) -> int:
             raise StoreURLError(
                 "--print is for a table of DynamoDB: write semel migrate dynamodb://region/table --print …"
             )
-        print(render_template(args.text, args.url))
+        text = render_template(args.text, args.url)
+        print(as_json({"text": text}) if args.json else text)
         return OK
     if args.partition_inbox and not args.url.startswith("postgres"):
         raise StoreURLError("--partition-inbox is for PostgreSQL: other databases divide no table by such ids")
