@@ -20,6 +20,6 @@ def test_a_line_has_one_form_and_its_fields_for_structured_logs(caplog: pytest.L
 
 
 def test_nobody_can_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    line = log_act("release", "ann\nrelease by bob", "admin", changed=False, operation="pay\n\x1b[2J", refused="no")
+    line = log_act("x\ry", "ann\nrelease by bob", "admin", changed=False, operation="pay\n\x1b[2J", refused="no")
     assert line.isprintable()
     assert "changed=false" in line

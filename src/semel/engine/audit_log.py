@@ -35,6 +35,11 @@ def log_act(
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     said = {"via": via, **what, "changed": changed}
     words = " ".join(f"{name}={json.dumps(value, default=repr)}" for name, value in said.items())
-    line = f"{action} by {who if who.isprintable() else ascii(who)} at {at}: {words}"
+    line = f"{_one_line(action)} by {_one_line(who)} at {at}: {words}"
     _log.log(level, "%s", line, extra={"semel_audit": {"action": action, "who": who, "at": at, **said}})
     return line
+
+
+def _one_line(text: str) -> str:
+    """Escape what is not printable: whoever names an act cannot write lines of their own into the log."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
