@@ -191,6 +191,7 @@ def test_the_line_of_the_crontab_can_be_parsed() -> None:
 
 SERVED = [
     "README.md",
+    "docs/tutorial/a-protected-service.md",
     *(f"docs/how-to/{n}.md" for n in ("protect-a-fastapi-service", "protect-a-flask-service", "litestar", "quart")),
 ]
 
@@ -206,7 +207,7 @@ def test_a_service_of_a_page_answers_its_request_twice_and_runs_once(name: str, 
     block = next(b for b in blocks(page, "console") if re.match(r"\$ (uvicorn|gunicorn|hypercorn) ", b))
     above = text[: text.index(block)]
     (tmp_path / "shop.py").write_text(
-        "\n".join(re.findall(r"^```python\n(.*?)^```", above, re.MULTILINE | re.DOTALL)), "utf-8"
+        re.findall(r"^```python\n(.*?)^```", above, re.MULTILINE | re.DOTALL)[-1], "utf-8"
     )
     serve, ask = (line for line in block.replace("\\\n", " ").splitlines())
     with socket.socket() as probe:

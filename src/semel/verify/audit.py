@@ -205,8 +205,8 @@ def _headers(document: Mapping[str, Any], operation: DocumentedOperation) -> dic
     """The names of the request's headers in lower case, and whether each is required."""
     found = {}
     for holder in (operation.item, operation.content):
-        for given in holder.get("parameters") or ():
-            parameter = _resolved(document, given)
+        for part in holder.get("parameters") or ():
+            parameter = _resolved(document, part)
             if parameter.get("in") == "header":
                 found[str(parameter.get("name")).lower()] = bool(parameter.get("required"))
     return found
