@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+import psycopg
 import pytest
 import yaml
 
@@ -184,6 +185,26 @@ def test_the_line_of_the_crontab_can_be_parsed() -> None:
     )
     command, once, *rest = shlex.split(line)
     assert complaint([command, once, "sqlite:///a.db", *rest]) is None
+
+
+def test_the_settings_of_a_role_are_sql(postgres_url: str) -> None:
+    page = DOCS / "how-to" / "use-postgres.md"
+    (statements,) = (text for text in blocks(page, "sql") if "ALTER ROLE" in text)
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("CREATE ROLE semel")
+        connection.execute(statements.encode())
+        connection.rollback()
+
+
+def test_links_to_other_sites_are_whole() -> None:
+    """Nothing is fetched: there may be no network. A space, a dot at the end or plain http is a slip."""
+    links = {
+        (name_of(page), link) for page in PAGES for link in re.findall(r"\]\((\w+:[^)]*)\)", page.read_text("utf-8"))
+    }
+    assert len(links) > 5
+    assert [
+        (page, link) for page, link in links if not re.fullmatch(r"https://[\w.-]+\.\w+(/[\w./#@~%+=&?-]*)?", link)
+    ] == []
 
 
 # Served, and asked

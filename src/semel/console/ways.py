@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from semel.console.gate import Access
 from semel.console.watched import WatchedStore
+from semel.console.words import one_line
 from semel.core.messaging.messages import LetterFilter
 from semel.core.ops import Record
 from semel.core.states import State
@@ -171,11 +172,11 @@ async def move_letters(watched: WatchedStore, access: Access, what: str, filter:
 
 def refuse(access: Access, what: str, why: str) -> None:
     """Write down that an act was refused before it was tried."""
-    AUDIT.warning("console: %s: refused %s: %s", access.who, what, why)
+    AUDIT.warning("console: %s: refused %s: %s", one_line(access.who), one_line(what), why)
 
 
 def _audit(access: Access, what: str, watched: WatchedStore, done: Done, **about: Any) -> None:
-    words = " ".join(f"{name}={value}" for name, value in about.items())
+    words = " ".join(f"{name}={one_line(str(value))}" for name, value in about.items())
     level = logging.WARNING if done.changed else logging.INFO
-    AUDIT.log(level, "console: %s: %s on %s %s: %s", access.who, what, watched.name, words,
+    AUDIT.log(level, "console: %s: %s on %s %s: %s", one_line(access.who), what, watched.name, words,
               "changed" if done.changed else "nothing changed")  # fmt: skip
