@@ -33,7 +33,7 @@ from tests.servers import (
 from tests.servers.kinds import costly_kind
 from tests.servers.pgbouncer import PgBouncerServer
 
-pytest_plugins = ["tests.servers.plugin", "tests.tracing"]
+pytest_plugins = ["tests.servers.plugin", "tests.reports", "tests.tracing"]
 
 WHOLE_FILE = re.compile(r"^pytestmark = .*", re.MULTILINE)
 

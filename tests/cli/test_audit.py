@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -80,6 +83,36 @@ def test_sarif_names_the_rule_and_the_line(bad: Path, capsys: pytest.CaptureFixt
     assert result["ruleId"] in {rule["id"] for rule in run["tool"]["driver"]["rules"]}
     line = result["locations"][0]["physicalLocation"]["region"]["startLine"]
     assert bad.read_text().splitlines()[line - 1].strip().startswith('"post"')
+
+
+def test_the_lines_of_a_large_document_are_found_in_one_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = {f"/r{i}:run": {"post": {}} for i in range(5000)}
+    (tmp_path / "big.json").write_text(json.dumps({"openapi": "3.0.0", "paths": paths}, indent=1))
+    assert main(["audit", str(tmp_path / "big.json"), "--sarif"]) == 1
+    found = json.loads(capsys.readouterr().out)["runs"][0]["results"]
+    lines = [each["locations"][0]["physicalLocation"]["region"]["startLine"] for each in found]
+    assert lines == [5 + 3 * i for i in range(5000)]
+
+
+def test_a_page_that_never_ends_is_given_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte comes in time, and all of them never do."""
+    monkeypatch.setattr("semel.cli.audit._TIMEOUT", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            with suppress(OSError), server.accept()[0] as connection:
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+                while True:
+                    connection.sendall(b" ")
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        assert main(["audit", f"http://127.0.0.1:{server.getsockname()[1]}/openapi.json"]) == 2
+        thread.join()
+    assert "longer than 1 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", "a: [", "\x00", ""])

@@ -71,7 +71,7 @@ def test_the_environment_names_the_store(
         ["sweep", "--limit", "5"],
         ["lookup", "pay", "done"],
         ["lookup", "--json", "pay", "done", "--tenant", ""],
-        ["resolve", "pay", "doubtful", "--result", "1"],
+        ["resolve", "pay", "doubtful", "--result", "1", "--yes"],
     ):
         assert main(command) == 0, command
     assert main(["release", "pay", "done"]) == 1, "it is not in doubt"
@@ -136,12 +136,12 @@ def commands_of(url: str) -> None:
             guard.run_in_transaction(object(), "pay", key="k", call=print)
     assert main(["dlq", "list", url]) == 0
     assert main(["dlq", "show", url, "m-1"]) == 0
-    assert main(["dlq", "redrive", url, "--id", "m-1"]) == 0
+    assert main(["dlq", "redrive", url, "--id", "m-1", "--yes"]) == 0
     assert main(["dlq", "purge", url, "--yes"]) == 0
     assert main(["outbox", url]) == 0
     assert main(["lookup", url, "pay", "doubtful"]) == 0
-    assert main(["resolve", url, "pay", "doubtful", "--result", "12"]) == 0
-    assert main(["release", url, "pay", "released"]) == 0
+    assert main(["resolve", url, "pay", "doubtful", "--result", "12", "--yes"]) == 0
+    assert main(["release", url, "pay", "released", "--yes"]) == 0
     assert main(["lookup", url, "pay", "released"]) == 1
     assert main(["sweep", url]) == 0
 
@@ -383,7 +383,7 @@ def test_lookup_shows_a_remembered_failure(url: str, capsys: pytest.CaptureFixtu
 
 
 def test_resolve_gives_an_unknown_operation_its_result(url: str) -> None:
-    assert main(["resolve", url, "pay", "doubtful", "--result", '{"paid": 7}']) == 0
+    assert main(["resolve", url, "pay", "doubtful", "--result", '{"paid": 7}', "--yes"]) == 0
     with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard:
         assert guard.run("pay", key="doubtful", call=go_silent) == {"paid": 7}
 
@@ -392,7 +392,7 @@ def test_release_lets_an_unknown_operation_run_again(url: str) -> None:
     with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard:
         with pytest.raises(OutcomeUnknown):
             guard.run("pay", key="doubtful", call=lambda: 1)
-        assert main(["release", url, "pay", "doubtful"]) == 0
+        assert main(["release", url, "pay", "doubtful", "--yes"]) == 0
         assert guard.run("pay", key="doubtful", call=lambda: 1) == 1
 
 
@@ -405,7 +405,7 @@ def test_release_drops_a_stored_failure_where_it_is_told_to(url: str, capsys: py
     paid: list[int] = []
     with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard, pytest.raises(ValueError, match="provider"):
         guard.run("pay", key="failed", tenant="acme", call=pay, remember_errors=ValueError)
-    command = ["release", url, "pay", "failed", "--tenant", "acme"]
+    command = ["release", url, "pay", "failed", "--tenant", "acme", "--yes"]
     assert main([*command, "--force"]) == 1
     assert "--stored failure" in capsys.readouterr().err
     assert main(["release", url, "pay", "failed", "--stored", "failure"]) == 1, "another tenant"
@@ -484,11 +484,11 @@ def test_a_guard_reads_what_it_has_encrypted_under_hashed_keys(
 
 def test_a_guard_resolves_and_releases(service: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     guard = f"{service}:guard"
-    assert main(["resolve", guard, "pay", "doubtful", "--result", '"by hand, in secret"']) == 0
+    assert main(["resolve", guard, "pay", "doubtful", "--result", '"by hand, in secret"', "--yes"]) == 0
     assert b"by hand" not in (tmp_path / "service.db").read_bytes()
     assert main(["release", guard, "pay", "done", "--stored", "failure"]) == 1
     assert "what is stored is a result" in capsys.readouterr().err
-    assert main(["release", guard, "pay", "failed", "--stored", "failure"]) == 0
+    assert main(["release", guard, "pay", "failed", "--stored", "failure", "--yes"]) == 0
     capsys.readouterr()
     assert main(["lookup", guard, "pay", "failed"]) == 1
     assert main(["lookup", guard, "pay", "doubtful"]) == 0
@@ -599,7 +599,7 @@ def test_an_unknown_scheme_lists_those_there_are(capsys: pytest.CaptureFixture[s
         ["migrate", "sqlit:///x.db"],
         ["migrate", "sqlit:///x.db", "--check"],
         ["lookup", "sqlit:///x.db", "pay", "k"],
-        ["demo", "--store", "sqlit:///x.db"],
+        ["demo", "--once", "--store", "sqlit:///x.db"],
     ):
         assert main(command) == 2
         error = capsys.readouterr().err

@@ -66,31 +66,22 @@ def test_show_finds_one(url: str, capsys: pytest.CaptureFixture[str], monkeypatc
 def test_redrive_moves_them_into_the_outbox(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dlq", "redrive", url, "--dry-run"]) == 0
     assert capsys.readouterr().out == "3 dead letters would be moved back into the outbox\n"
-    assert main(["dlq", "redrive", url, "--limit", "1", "--rate", "100"]) == 0
+    assert main(["dlq", "redrive", url, "--limit", "1", "--rate", "100", "--yes"]) == 0
     assert capsys.readouterr().out == "1 dead letter moved back into the outbox\n"
-    assert main(["dlq", "redrive", url, "--json"]) == 0
+    assert main(["dlq", "redrive", url, "--json", "--yes"]) == 0
     assert output(capsys) == {"count": 2, "dry_run": False}
-    assert main(["dlq", "redrive", url, "--json"]) == 0
+    assert main(["dlq", "redrive", url, "--json", "--yes"]) == 0
     assert output(capsys) == {"count": 0, "dry_run": False}
 
 
-def test_purge_asks(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(["dlq", "purge", url]) == 2  # there is nobody to ask
-    assert "pass --yes" in capsys.readouterr().err
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    questions: list[str] = []
-
-    def answer(question: str) -> str:
-        questions.append(question)
-        return "y" if len(questions) == 2 else ""
-
-    monkeypatch.setattr("builtins.input", answer)
-    assert main(["dlq", "purge", url, "--stream", "o-7"]) == 1
-    assert main(["dlq", "purge", url, "--stream", "o-7"]) == 0
-    assert questions == ["delete 2 dead letters for good? [y/N] "] * 2
-    assert capsys.readouterr().out == "2 dead letters deleted\n"
+def test_purge_deletes_what_fits(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dlq", "purge", url, "--stream", "o-7", "--yes"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "2 dead letters deleted\n"
+    assert "count=2 filter=\"stream 'o-7'\"" in shown.err
     assert main(["dlq", "purge", url, "--yes", "--json"]) == 0
     assert output(capsys) == {"count": 1, "dry_run": False}
+    assert main(["dlq", "purge", url]) == 0, "there is nothing to ask about"
 
 
 def test_a_store_without_the_tables_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

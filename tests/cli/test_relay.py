@@ -70,10 +70,10 @@ def test_a_destination_that_is_down_is_told(
 def test_the_mode_of_the_outbox_is_changed_where_it_can_be(
     url: str, capsys: pytest.CaptureFixture[str], postgres_url: str
 ) -> None:
-    assert main(["outbox", url, "--mode", "log"]) == 2
+    assert main(["outbox", url, "--mode", "log", "--yes"]) == 2
     assert "needs PostgreSQL" in capsys.readouterr().err
     postgres.migrate(postgres_url)
-    assert main(["outbox", postgres_url, "--mode", "log"]) == 0
+    assert main(["outbox", postgres_url, "--mode", "log", "--yes"]) == 0
     assert capsys.readouterr().out == "the outbox is empty\nthe mode of the outbox is log\nno relay is running\n"
 
 

@@ -6,8 +6,10 @@ import pytest
 
 from semel.console import words
 from semel.console.charts import bars, sparkline
-from semel.console.figures import summarize
+from semel.console.figures import HourCounts, summarize
 from semel.console.story import hops, tell, with_lost_attempt, words_for
+from semel.core.ops import Record
+from semel.core.states import State
 from semel.observe.events import EVENTS
 from semel.trail import Minute, Moment
 
@@ -60,15 +62,21 @@ def test_hops_stand_below_the_one_that_called_them() -> None:
 
 
 def test_the_attempt_of_a_killed_process_is_told_by_its_record() -> None:
-    id = bytes([1]) * 16
+    def record(state: State, attempt: int) -> Record:
+        return Record(bytes([1]) * 16, state, 7, attempt, b"", None, 0.0, 8.0, 60.0, "", "pay")
+
     later = [("shop", moment(5, 1, "taken_over", "pay")), ("shop", moment(6, 1, "completed", "pay"))]
-    told = with_lost_attempt(later, "shop", id, 2.0, 2)
+    told = with_lost_attempt(later, "shop", record(State.DONE, 2), 10.0)
     assert [(each.kind, each.at, each.attempt) for _, each in told][:2] == [("lost", 2.0, 1), ("taken_over", 5, 1)]
     assert "left no trace" in tell("lost", 1, {})[0]
     known = [("shop", moment(1, 1, "started", "pay")), *later]
-    assert with_lost_attempt(known, "shop", id, 1.0, 2) == known
-    assert with_lost_attempt(later, "shop", id, 2.0, 1) == later
-    assert with_lost_attempt([], "shop", id, 2.0, 2) == []
+    assert with_lost_attempt(known, "shop", record(State.DONE, 2), 10.0) == known
+    assert with_lost_attempt(later, "shop", record(State.DONE, 1), 10.0) == later
+    assert with_lost_attempt([], "shop", record(State.DONE, 2), 10.0) == []
+    for state in (State.UNKNOWN, State.ABANDONED):
+        ((_, lost),) = with_lost_attempt([], "shop", record(state, 1), 10.0)
+        assert (lost.kind, lost.at, lost.route) == ("lost", 2.0, "pay")
+    assert with_lost_attempt([], "shop", record(State.RUNNING, 1), 10.0) == []
 
 
 def minute(ago: int, kind: str, count: int, route: str = "pay", buckets: dict[int, int] | None = None) -> Minute:
@@ -77,21 +85,37 @@ def minute(ago: int, kind: str, count: int, route: str = "pay", buckets: dict[in
 
 def test_what_was_asked_is_what_ran_was_absorbed_or_was_refused() -> None:
     counted = [
-        *(("shop", minute(0, kind, count)) for kind, count in (("started", 5), ("taken_over", 1), ("replayed", 3))),
-        *(("shop", minute(59, kind, 2)) for kind in ("turned_away", "mismatched", "waited", "completed")),
-        ("shop", minute(60, "started", 1000)),
-        ("shop", minute(1, "started", 7, "refund")),
-        ("shop", minute(1, "dropped", 4, "")),
+        *(minute(0, kind, count) for kind, count in (("started", 5), ("taken_over", 1), ("replayed", 3))),
+        *(minute(59, kind, 2) for kind in ("turned_away", "mismatched", "waited", "completed")),
+        minute(60, "started", 1000),
+        minute(1, "started", 7, "refund"),
+        minute(1, "dropped", 4, ""),
+        *(minute(1, kind, 1, "order.paid") for kind in ("applied", "skipped")),
     ]
-    view = summarize(counted, NOW)
-    assert view["totals"] == {"asked": 20, "ran": 13, "absorbed": 5, "refused": 2}
-    assert [row["operation"] for row in view["operations"]] == ["pay", "refund"]
-    assert (view["series"]["ran"][-1], view["series"]["ran"][-2], view["series"]["absorbed"][0]) == (6, 7, 2)
+    view = summarize([("shop", HourCounts(counted))], NOW)
+    assert view["totals"] == {"asked": 22, "ran": 14, "absorbed": 6, "refused": 2}
+    assert [(row["operation"], row["message"]) for row in view["operations"]] == [
+        ("pay", False), ("refund", False), ("order.paid", True),
+    ]  # fmt: skip
+    assert (view["series"]["ran"][-1], view["series"]["ran"][-2], view["series"]["absorbed"][0]) == (6, 8, 2)
     assert (view["dropped"], view["minutes"]) == (4, 60)
-    assert summarize([("shop", minute(0, "started", 1))], NOW)["minutes"] == 15
+    assert summarize([("shop", HourCounts([minute(0, "started", 1)]))], NOW)["minutes"] == 15
     empty = summarize([], NOW)
     assert empty["totals"] == {"asked": 0, "ran": 0, "absorbed": 0, "refused": 0}
     assert empty["series"]["ran"] == [0] * 60
+
+
+def test_a_minute_is_taken_away_as_it_was_added() -> None:
+    old = [minute(2, "completed", 3, buckets={40: 2, 41: 1}), minute(2, "started", 3)]
+    hour = HourCounts(old)
+    more = HourCounts([minute(1, "completed", 2, buckets={41: 1, 60: 1}), minute(1, "started", 2, "refund")])
+    hour.add(more)
+    (row,) = [row for row in summarize([("shop", hour)], NOW)["operations"] if row["operation"] == "pay"]
+    assert row["first"]["p50"] < 0.002 < row["first"]["p99"]
+    hour.remove(more)
+    assert hour.routes == HourCounts(old).routes
+    hour.remove(HourCounts(old))
+    assert hour.routes == {}
 
 
 def test_charts_stay_inside_their_frame_and_escape_their_labels() -> None:

@@ -299,20 +299,6 @@ class TestArgumentsOtherwise:
         arguments = Arguments(pay, "all", exclude=["currency"])
         assert arguments.digest((1, 2, Session()), {}) == arguments.digest((1, 2), {})
 
-    def test_the_operation_handle_is_left_out_and_may_be_missing(self) -> None:
-        def run(order: Any, op: Any, express: Any = False) -> None: ...
-
-        for choice in ("auto", "all"):
-            arguments = Arguments(run, choice, skip=frozenset({"op"}))
-            calls = [
-                arguments.digest((1,), {}),
-                arguments.digest((1, Session()), {}),
-                arguments.digest((1,), {"op": {"plain": "data"}}),
-                arguments.digest((), {"order": 1, "express": False}),
-            ]
-            assert set(calls) == {calls[0]}
-        assert Arguments(run, ("order",), skip=frozenset({"op"})).digest((1,), {}) != b""
-
     @pytest.mark.parametrize(
         ("choice", "without", "words"),
         [

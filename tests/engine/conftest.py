@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.driving import ENGINES, Engine, engine_of
+from tests.engine.driving import ENGINES, Engine, engine_of, renew_early
 
 
 @pytest.fixture(params=ENGINES)
@@ -18,3 +18,9 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 def quick_engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """Both engines, on memory: for what the store has no part in."""
     yield from engine_of(request.param, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def renews_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards renew their leases long before they need to: see ``renew_early``."""
+    renew_early(monkeypatch)

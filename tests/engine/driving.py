@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+import semel.engine.drive.aio_keeper
+import semel.engine.drive.leases
 import semel.stores.sqlite
 from semel import AsyncMemoryStore, AsyncSemel, AsyncSQLiteStore, MemoryStore, Record, Semel, SQLiteStore
 from semel.core.keys import identity
@@ -24,7 +26,7 @@ from semel.core.states import Takeover
 from semel.observe.events import Event
 from tests.engine.scripted import PATIENCE, AsyncScriptedStore, Clock, Gate, Script, ScriptedStore
 
-__all__ = ["AsyncEngine", "Engine", "SyncEngine", "engine_of"]
+__all__ = ["AsyncEngine", "Engine", "SyncEngine", "engine_of", "renew_early"]
 
 ENGINES = ("sync-memory", "async-sqlite")
 """Both engines and both stores."""
@@ -36,6 +38,8 @@ class Engine:
     """What both drivers share."""
 
     is_async: bool
+    renew_early: Callable[[], None]
+    """Renew leases after a thousandth of their span, until the test ends."""
 
     def __init__(self, store_kind: str, tmp_path: Path) -> None:
         self.store_kind = store_kind
@@ -131,6 +135,11 @@ class Engine:
         claimed = self.claim_elsewhere(key, **claim)
         self.clock.advance(claim.get("lease", 30.0) + 1.0)
         return claimed
+
+    def end_leases(self) -> None:
+        """Let the spans of all held leases have passed, as if nobody had renewed them for that long."""
+        for lease in list(self.guard.driver.keeper.leases.held.values()):
+            lease.ends = 0.0
 
     def names(self) -> list[str]:
         """The names of the events so far."""
@@ -294,10 +303,21 @@ def _like(body: Callable[..., Any], function: Callable[..., Any]) -> Callable[..
     return function
 
 
+def renew_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renew a lease of 30 s after 30 ms, and try again that soon, until the test ends.
+
+    A test that waits for renewals needs no short lease then, which a busy machine lets end.
+    """
+    monkeypatch.setattr(semel.engine.drive.leases, "RENEW_AFTER", 0.001)
+    for module in (semel.engine.drive.leases, semel.engine.drive.aio_keeper):
+        monkeypatch.setattr(module, "RETRY_AFTER", 0.001)
+
+
 def engine_of(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine over a store of this kind, with the store's clock in the test's hands."""
     sort, _, store = kind.partition("-")
     made = (SyncEngine if sort == "sync" else AsyncEngine)(store, tmp_path)
+    made.renew_early = lambda: renew_early(monkeypatch)
     monkeypatch.setattr(semel.stores.sqlite, "_now", lambda: int(made.clock() * 1_000_000))
     yield made
     made.close()

@@ -14,7 +14,7 @@ from semel.errors import StoreError
 
 __all__ = ["AsyncScriptedStore", "Clock", "Gate", "Rule", "Script", "ScriptedStore"]
 
-PATIENCE = 8.0
+PATIENCE = 60.0
 
 
 class Clock:

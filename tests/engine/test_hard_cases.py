@@ -16,6 +16,7 @@ from semel import AsyncMemoryStore, AsyncSemel, AsyncSQLiteStore, MemoryStore, S
 from semel.codec import Codec
 from semel.core.ops import Claim, Lookup, Renew, Sweep
 from semel.errors import InProgress, StoreUncertain
+from semel.testing.faults import until
 
 
 class Watched:
@@ -78,6 +79,7 @@ def kinds(store: Any, kind: type) -> int:
     return sum(type(op) is kind for op in store.ops)
 
 
+@pytest.mark.usefixtures("renews_early")
 def test_leases_are_renewed_in_the_second_event_loop_too() -> None:
     """asyncio.run twice with one guard: _adopt() leaves _rings_at of the dead loop, so no timer is ever set again."""
     store = AsyncWatched(AsyncMemoryStore())
@@ -92,78 +94,77 @@ def test_leases_are_renewed_in_the_second_event_loop_too() -> None:
                 await asyncio.sleep(0.01)
         return 2
 
-    asyncio.run(guard.run("op", key="a", call=quick, lease=1))
-    assert asyncio.run(guard.run("op", key="b", call=slow, lease=1)) == 2
+    asyncio.run(guard.run("op", key="a", call=quick))
+    assert asyncio.run(guard.run("op", key="b", call=slow)) == 2
 
 
-@pytest.mark.slow
-def test_a_claim_found_by_its_nonce_is_renewed_before_its_lease_ends() -> None:
-    """The first send made the claim; its answer came late and was lost. Its lease counts from then, not from the second."""
-    lost: list[int] = []
+def test_the_lease_of_a_claim_found_by_its_nonce_counts_from_its_first_send() -> None:
+    """The first send made the claim; its answer came late and was lost. Others may take over a lease after that send."""
+    sent: list[float] = []
 
     def lose(op: Any) -> None:
-        if type(op) is Claim and not lost:
-            lost.append(1)
-            time.sleep(0.5)  # of 0.6 s of lease
+        if type(op) is Claim and not sent:
+            sent.append(time.monotonic())
+            time.sleep(0.01)
             raise StoreUncertain("no answer")
 
-    store = Watched(MemoryStore(), after=lose)
-    guard = Semel(store, sweep_every=None)
-    rival = Semel(store.inner, sweep_every=None)
-    ran: list[str] = []
+    guard = Semel(Watched(MemoryStore(), after=lose), sweep_every=None)
 
-    def handler() -> None:
-        ran.append("first")
-        time.sleep(0.15)  # now 0.65 s after the claim was made; the first renewal is planned for 0.7 s
-        rival.run("op", key="k", call=lambda: ran.append("second"), lease=0.6)
+    def handler() -> float:
+        (lease,) = guard.driver.keeper.leases.held.values()
+        return lease.ends
 
-    with pytest.raises(InProgress):
-        guard.run("op", key="k", call=handler, lease=0.6)
-    assert ran == ["first"]
+    assert guard.run("op", key="k", call=handler, lease=30) < sent[0] + 30
 
 
-@pytest.mark.slow
-def test_a_slow_sweep_does_not_cost_anybody_the_lease() -> None:
+@pytest.mark.usefixtures("renews_early")
+def test_a_slow_sweep_does_not_keep_the_leases_waiting() -> None:
     async def scenario() -> None:
+        sweeping, over = asyncio.Event(), asyncio.Event()
+
         async def slow_sweep(op: Any) -> None:
             if type(op) is Sweep:
-                await asyncio.sleep(1.5)
+                sweeping.set()
+                await over.wait()
 
         store = AsyncWatched(AsyncMemoryStore(), before=slow_sweep)
-        guard = AsyncSemel(store, sweep_every=0.05)
+        guard = AsyncSemel(store, sweep_every=0.01)
 
         async def handler() -> str:
-            await asyncio.sleep(0.9)
+            await sweeping.wait()
+            before = kinds(store, Renew)
+            while kinds(store, Renew) < before + 2:
+                await asyncio.sleep(0.01)
+            over.set()
             return "done"
 
-        assert await guard.run("op", key="k", call=handler, lease=0.3) == "done"
+        async with asyncio.timeout(60):
+            assert await guard.run("op", key="k", call=handler) == "done"
+        await guard.close()
 
     asyncio.run(scenario())
 
 
-@pytest.mark.slow
-def test_a_slow_sweep_does_not_cost_a_thread_the_lease() -> None:
+@pytest.mark.usefixtures("renews_early")
+def test_a_slow_sweep_does_not_keep_the_leases_of_threads_waiting() -> None:
+    sweeping, over = threading.Event(), threading.Event()
+
     def slow_sweep(op: Any) -> None:
         if type(op) is Sweep:
-            time.sleep(1.0)
+            sweeping.set()
+            over.wait(60)
 
     store = Watched(MemoryStore(), before=slow_sweep)
-    guard = Semel(store, sweep_every=0.05)
-    rival = Semel(store.inner, sweep_every=None)
-    ran: list[str] = []
 
     def handler() -> str:
-        ran.append("first")
-        time.sleep(0.7)
-        with pytest.raises(InProgress):
-            rival.run("op", key="k", call=lambda: ran.append("second"), lease=0.3)
+        assert sweeping.wait(60)
+        before = kinds(store, Renew)
+        until(lambda: kinds(store, Renew) >= before + 2, 50, "the lease is renewed twice")
+        over.set()
         return "done"
 
-    try:
-        guard.run("op", key="k", call=handler, lease=0.3)
-    finally:
-        guard.close()
-    assert ran == ["first"]
+    with Semel(store, sweep_every=0.01) as guard:
+        assert guard.run("op", key="k", call=handler) == "done"
 
 
 class Broken:
@@ -259,15 +260,18 @@ def test_a_dead_event_loop_is_forgotten() -> None:
     assert [loop() for loop in loops if loop() is not None][1:] == []
 
 
-@pytest.mark.slow
-def test_a_full_default_executor_does_not_cost_the_lease() -> None:
+@pytest.mark.usefixtures("renews_early")
+def test_a_full_default_executor_does_not_keep_the_leases_waiting() -> None:
     """async def under a sync guard: renewals share asyncio's default threads with whatever the program does there."""
     store = Watched(MemoryStore())
     guard = Semel(store, sweep_every=None)
 
-    @guard.once(key="k", lease=0.3)
+    def renewed() -> None:
+        until(lambda: kinds(store, Renew) >= 2, 50, "the lease is renewed twice")
+
+    @guard.once(key="k")
     async def function(k: str) -> str:
-        await asyncio.to_thread(time.sleep, 0.8)
+        await asyncio.to_thread(renewed)
         return "done"
 
     async def main() -> str:
@@ -292,6 +296,7 @@ def test_waiters_that_gave_up_are_forgotten() -> None:
     assert left[0] <= 1
 
 
+@pytest.mark.usefixtures("renews_early")
 def test_both_a_lost_lease_and_a_cancellation_end_in_the_cancellation() -> None:
     async def scenario() -> None:
         store = AsyncMemoryStore()
@@ -299,17 +304,18 @@ def test_both_a_lost_lease_and_a_cancellation_end_in_the_cancellation() -> None:
         go = threading.Event()
         began = threading.Event()
 
-        @guard.once(key="k", operation="op", lease=0.3)
+        @guard.once(key="k", operation="op")
         def function(k: str) -> str:
             began.set()
-            go.wait(3)
+            go.wait(60)
             return "x"
 
         task = asyncio.ensure_future(function("k"))  # type: ignore[arg-type]
         while not began.is_set():
             await asyncio.sleep(0.01)
         await guard.release("op", "k", force=True)
-        await asyncio.sleep(0.3)  # the lease is found lost
+        while len(guard.driver.keeper.leases):  # until it is found lost
+            await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.sleep(0.01)
         go.set()
@@ -370,7 +376,7 @@ def test_one_async_guard_in_two_living_loops_says_so() -> None:
 
     thread = threading.Thread(target=lambda: asyncio.run(first()))
     thread.start()
-    began.wait(3)
+    began.wait(60)
     try:
         asyncio.run(guard.run("op", key="other", call=second))
     except Exception as error:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,6 @@ from semel.engine.operation import OperationHandle
 from tests.engine.driving import Engine
 from tests.engine.scripted import AsyncScriptedStore, Gate, Script
 
-SHORT = 0.06
 ID = identity("", "op", "k")
 
 
@@ -48,7 +48,8 @@ def test_a_lease_is_renewed_while_a_long_handler_runs(engine: Engine) -> None:
         yield second.took_effect
         return "long"
 
-    assert engine.run(body, lease=SHORT) == "long"
+    engine.renew_early()
+    assert engine.run(body) == "long"
     assert engine.script.kinds[0] == "Claim"
     assert engine.script.kinds[-1] == "Complete"
     assert set(engine.script.kinds[1:-1]) == {"Renew"}
@@ -93,7 +94,8 @@ def test_a_failed_renewal_does_not_fail_a_request_whose_handler_succeeded(engine
         yield healed.took_effect
         return "succeeded"
 
-    assert engine.run(body, lease=0.3) == "succeeded"
+    engine.renew_early()
+    assert engine.run(body) == "succeeded"
     record = engine.record()
     assert record is not None
     assert record.state is State.DONE
@@ -109,7 +111,8 @@ def test_a_renewal_on_its_way_does_not_hold_up_or_undo_the_answer(engine: Engine
         yield renewing.seen
         return "finished"
 
-    assert engine.run(body, lease=SHORT) == "finished"
+    engine.renew_early()
+    assert engine.run(body) == "finished"
     held.open()
     renewing.took_effect.wait()
     record = engine.record()
@@ -139,8 +142,8 @@ def test_a_lost_lease_is_seen_by_the_handler(engine: Engine) -> None:
             raise
         return "never told"
 
-    ship = engine.once(body, lease=SHORT)
-    call = engine.start(ship, "k")
+    engine.renew_early()
+    call = engine.start(engine.once(body), "k")
     inside.wait()
     claimed = engine.take_over(nonce=2, fingerprint=fingerprint_of(engine))
     with pytest.raises(LeaseLost):
@@ -173,7 +176,8 @@ def test_the_caller_of_a_lost_attempt_gets_the_new_owners_outcome(engine: Engine
         yield finish
         return "too late"
 
-    call = engine.start_run(body, lease=SHORT)
+    engine.renew_early()
+    call = engine.start_run(body)
     inside.wait()
     # One moment for both: no renewal may come between the lease's end and the new owner.
     held = Gate()
@@ -188,12 +192,16 @@ def test_the_caller_of_a_lost_attempt_gets_the_new_owners_outcome(engine: Engine
 
 
 def test_renewals_are_tried_until_the_span_ends_and_then_the_handler_is_stopped(engine: Engine) -> None:
-    failing = engine.script.on(Renew, before=StoreUnavailable("down"), times=10**6)
+    down = StoreUnavailable("down")
+    failing = [engine.script.on(Renew, before=down) for _ in range(3)]
+    engine.script.on(Renew, before=down, times=10**6)
     lost: list[bool] = []
 
     def body(key: str, op: OperationHandle = None) -> Iterator[Any]:  # type: ignore[assignment]
         pause = threading.Event()
-        yield failing.seen
+        for again in failing:
+            yield again.seen
+        engine.end_leases()
         try:
             for _ in range(2000):
                 if op.lease_lost and not engine.is_async:  # an async handler is stopped without looking
@@ -203,7 +211,8 @@ def test_renewals_are_tried_until_the_span_ends_and_then_the_handler_is_stopped(
             lost.append(op.lease_lost)
         return "it was nobody else's"
 
-    call = engine.start(engine.once(body, lease=0.2), "k")
+    engine.renew_early()
+    call = engine.start(engine.once(body), "k")
     if engine.is_async:
         with pytest.raises(LeaseLost):
             call.result(20)
@@ -217,20 +226,23 @@ def test_renewals_are_tried_until_the_span_ends_and_then_the_handler_is_stopped(
 def test_a_store_that_does_not_answer_renewals_cannot_hide_the_end_of_the_lease(engine: Engine) -> None:
     """The span passes while a renewal hangs: another owner may begin, so this one must be told."""
     held = Gate()
-    engine.script.on(Renew, hold_before=held, times=10**6)
+    renewing = engine.script.on(Renew, hold_before=held, times=10**6)
     seen: list[bool] = []
 
     def body(key: str, op: OperationHandle = None) -> Iterator[Any]:  # type: ignore[assignment]
         pause = threading.Event()
+        yield renewing.seen
+        engine.end_leases()
         try:
-            for _ in range(200):
+            for _ in range(2000):
                 if op.lease_lost:
                     break
                 yield from rest(engine, pause)
         finally:
             seen.append(op.lease_lost)
 
-    call = engine.start(engine.once(body, lease=0.1), "k")
+    engine.renew_early()
+    call = engine.start(engine.once(body), "k")
     try:
         call.exception(20)
     finally:
@@ -243,7 +255,8 @@ def test_the_lease_is_kept_while_the_outcome_is_being_settled(engine: Engine) ->
     renewed = Gate()
     engine.script.on(Renew, do=renewed.open, times=10**6)
     engine.script.on(Complete, before=StoreUnavailable("busy"), times=10**6, when=lambda op: not renewed.is_open)
-    assert engine.run(lambda: "settled", lease=SHORT, completion_timeout="1s") == "settled"
+    engine.renew_early()
+    assert engine.run(lambda: "settled", completion_timeout="60s") == "settled"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("odd"), KeyError("odd"), AssertionError("odd")], ids=repr)
@@ -257,13 +270,14 @@ def test_the_keeper_survives_a_store_that_raises_odd_things(quick_engine: Engine
         yield healed.took_effect
         return "kept"
 
-    assert engine.run(body, lease=0.6) == "kept"
+    engine.renew_early()
+    assert engine.run(body) == "kept"
 
 
 def test_the_keeper_survives_a_sweep_that_raises_odd_things(quick_engine: Engine) -> None:
     engine = quick_engine
     odd = engine.script.on(Sweep, before=RuntimeError("odd"), times=10**6)
-    guard = engine.new_guard(sweep_every=0.02)
+    guard, began = engine.new_guard(sweep_every=0.02), time.monotonic()
 
     def body() -> Iterator[Any]:
         yield odd.seen
@@ -271,8 +285,9 @@ def test_the_keeper_survives_a_sweep_that_raises_odd_things(quick_engine: Engine
         yield renewed.took_effect
         return "kept"
 
-    assert engine.run(body, lease=0.1, guard=guard) == "kept"
-    assert engine.script.count(Sweep) <= 20, "and does not sweep in a tight loop"
+    engine.renew_early()
+    assert engine.run(body, guard=guard) == "kept"
+    assert engine.script.count(Sweep) <= (time.monotonic() - began) / 0.02 + 1, "and does not sweep in a tight loop"
 
 
 @pytest.mark.parametrize("answers", [[], [True, True], None, [1], [StoreUncertain]], ids=repr)
@@ -300,8 +315,9 @@ def test_the_keeper_survives_a_store_that_answers_wrongly(
         yield healed.took_effect
         return "kept"
 
-    engine.start_run(poked, lease=0.1, key="other").exception(20)
-    assert engine.run(body, lease=0.1) == "kept", "the keeper still works for the next one"
+    engine.renew_early()
+    engine.start_run(poked, key="other").exception(20)
+    assert engine.run(body) == "kept", "the keeper still works for the next one"
 
 
 def test_the_keeper_survives_a_hook_that_raises(quick_engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
@@ -318,7 +334,8 @@ def test_the_keeper_survives_a_hook_that_raises(quick_engine: Engine, caplog: py
         yield second.took_effect
         return "kept"
 
-    assert engine.run(body, guard=guard, lease=0.1) == "kept"
+    engine.renew_early()
+    assert engine.run(body, guard=guard) == "kept"
     assert "the event hook failed at renewed" in caplog.text
 
 
@@ -343,20 +360,21 @@ def test_leases_that_are_due_soon_go_with_those_due_now() -> None:
 
 
 def test_a_keeper_that_sleeps_is_woken_by_a_shorter_lease(engine: Engine) -> None:
-    """With nothing but a 30 s lease held it sleeps for 10 s; a lease of a second must not wait for that."""
+    """With nothing but a lease of a day held it sleeps for 86 s; one of 30 s must not wait for that."""
     finish = Gate()
 
     def long() -> Iterator[Any]:
         yield finish
 
-    other = engine.start_run(long, key="long", lease=30)
+    engine.renew_early()
+    other = engine.start_run(long, key="long", lease="1d")
     renewed = engine.script.on(Renew)
 
     def body() -> Iterator[Any]:
         yield renewed.took_effect
         return "kept"
 
-    assert engine.run(body, lease=1) == "kept"
+    assert engine.run(body) == "kept"
     finish.open()
     other.result(20)
 
@@ -364,13 +382,14 @@ def test_a_keeper_that_sleeps_is_woken_by_a_shorter_lease(engine: Engine) -> Non
 # -- async only: what a lost lease does to the task
 
 
+@pytest.mark.usefixtures("renews_early")
 def test_a_lost_lease_leaves_no_cancellation_behind_in_the_task() -> None:
     async def scenario() -> None:
         script, store = Script(), AsyncMemoryStore()
         guard = AsyncSemel(AsyncScriptedStore(store, script), sweep_every=None)
         script.on(Renew, do=store._records.rows.clear)
         with pytest.raises(LeaseLost):
-            await guard.run("op", key="k", call=asyncio.Event().wait, lease=SHORT)
+            await guard.run("op", key="k", call=asyncio.Event().wait)
         task = asyncio.current_task()
         assert task is not None
         assert task.cancelling() == 0
@@ -380,6 +399,7 @@ def test_a_lost_lease_leaves_no_cancellation_behind_in_the_task() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("renews_early")
 def test_a_lease_lost_during_a_clean_up_of_a_cancelled_task_is_told_as_such() -> None:
     """The task has been cancelled before, and its clean-up makes a guarded call: that earlier one is not ours."""
 
@@ -394,7 +414,7 @@ def test_a_lease_lost_during_a_clean_up_of_a_cancelled_task_is_told_as_such() ->
                 await asyncio.Event().wait()
             finally:
                 try:
-                    await guard.run("op", key="k", call=asyncio.Event().wait, lease=SHORT)
+                    await guard.run("op", key="k", call=asyncio.Event().wait)
                 except BaseException as error:
                     seen.append(error)
 
@@ -408,6 +428,7 @@ def test_a_lease_lost_during_a_clean_up_of_a_cancelled_task_is_told_as_such() ->
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("renews_early")
 def test_a_handler_that_swallows_the_cancellation_is_refused_all_the_same() -> None:
     async def scenario() -> None:
         script, store = Script(), AsyncMemoryStore()
@@ -420,13 +441,14 @@ def test_a_handler_that_swallows_the_cancellation_is_refused_all_the_same() -> N
             return "done anyway"
 
         with pytest.raises(LeaseLost):
-            await guard.run("op", key="k", call=stubborn, lease=SHORT)
+            await guard.run("op", key="k", call=stubborn)
         assert await guard.lookup("op", "k") is None
         await guard.close()
 
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("renews_early")
 def test_a_cancellation_that_meets_a_lost_lease_is_not_swallowed() -> None:
     async def scenario() -> None:
         script, store = Script(), AsyncMemoryStore()
@@ -438,7 +460,7 @@ def test_a_cancellation_that_meets_a_lost_lease_is_not_swallowed() -> None:
             asyncio.get_running_loop().call_soon(call.cancel)  # type: ignore[union-attr]
 
         script.on(Renew, do=lose)
-        call = asyncio.ensure_future(guard.run("op", key="k", call=asyncio.Event().wait, lease=SHORT))
+        call = asyncio.ensure_future(guard.run("op", key="k", call=asyncio.Event().wait))
         with pytest.raises(asyncio.CancelledError):
             await call
         assert call.cancelled()
@@ -447,6 +469,7 @@ def test_a_cancellation_that_meets_a_lost_lease_is_not_swallowed() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("renews_early")
 def test_an_async_guard_goes_on_in_a_second_event_loop() -> None:
     """asyncio.run twice, one after the other, as scripts and tests do."""
     script, store = Script(), MemoryStore()
@@ -455,13 +478,13 @@ def test_an_async_guard_goes_on_in_a_second_event_loop() -> None:
 
     guard = Semel(ScriptedStore(store, script), sweep_every=None)
 
-    @guard.once(key="key", operation="op", lease=0.2)
+    @guard.once(key="key", operation="op")
     async def ship(key: str) -> str:
         renewed = script.on(Renew)
         await renewed.took_effect.passed()
         return key
 
     for key in ("first", "second"):
-        assert asyncio.run(asyncio.wait_for(ship(key), 3)) == key
+        assert asyncio.run(asyncio.wait_for(ship(key), 60)) == key
     assert guard.lookup("op", "second").state is State.DONE  # type: ignore[union-attr]
     guard.close()

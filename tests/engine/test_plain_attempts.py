@@ -16,7 +16,7 @@ import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel, StoreUnavailable
 from semel.core.ops import Claim, Complete
-from semel.engine.drive import aio_driver, driver
+from semel.engine.drive import aio_driver, backlog, driver
 from semel.errors import StoreUncertain
 from semel.observe.events import Event
 
@@ -34,6 +34,12 @@ TROUBLES = (
     "is cancelled, and is refused then",
 )
 NEXT = {"is cancelled, and fails then": "fails for good", "is cancelled, and is refused then": "is refused"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_stored_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a guard does in the background would come between at any time. When it is closed, it tries once."""
+    monkeypatch.setattr(backlog, "FIRST_PAUSE", 60.0)
 
 
 class Error(Exception):

@@ -109,7 +109,8 @@ def test_a_lost_lease_is_logged_when_it_is_lost(quiet: Engine, caplog: pytest.Lo
         inside.open()
         yield free
 
-    call = quiet.start_run(body, key=KEY, lease=0.06)
+    quiet.renew_early()
+    call = quiet.start_run(body, key=KEY)
     inside.wait()
     quiet.do(quiet.new_guard().release, "op", KEY, force=True)
     until(lambda: lines(caplog), PATIENCE, "a line in the log")
@@ -186,7 +187,8 @@ def test_what_is_ordinary_is_not_logged(quiet: Engine, caplog: pytest.LogCapture
         with pytest.raises(InProgress):
             yield quiet.guard.run("op", key=KEY, call=lambda: 1)
 
-    quiet.run(body, key=KEY, lease=0.06)
+    quiet.renew_early()
+    quiet.run(body, key=KEY)
     quiet.run(lambda: 1, key=KEY)
     with pytest.raises(ValueError, match="mine"):
         quiet.run(lambda: int("mine"), key="other")

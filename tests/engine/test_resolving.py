@@ -248,7 +248,8 @@ def test_no_background_sweep_where_none_is_asked_for(quick_engine: Engine) -> No
         for rule in rounds:
             yield rule.took_effect
 
-    quick_engine.run(body, guard=guard, lease=0.05)
+    quick_engine.renew_early()
+    quick_engine.run(body, guard=guard)
     assert quick_engine.script.count(Sweep) == 0
 
 

@@ -19,9 +19,9 @@ PATIENCE = 90.0
 POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a fresh store: a file that processes share, and a server. PostgreSQL has test_restarts.py."""
+    """The URL of a fresh store of the kind that the test names."""
     return _fresh(request, tmp_path)
 
 

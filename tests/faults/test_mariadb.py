@@ -83,7 +83,7 @@ def test_restarts_and_kills_together(private_mariadb: MariaDBServer, tmp_path: P
         assert workers.overwritten(lines) == []
 
 
-@pytest.mark.parametrize("policy", ["at_most_once", "retry"])
+@pytest.mark.parametrize("policy", ["at_most_once"])  # what the others mean is proved on PostgreSQL
 def test_kills_and_pauses_of_workers(
     mariadb_url: str, tmp_path: Path, policy: Literal["at_most_once", "recover", "retry"]
 ) -> None:

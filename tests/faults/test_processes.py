@@ -13,11 +13,16 @@ from tests.faults.conftest import rage
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
+# A test is about a policy. Each runs on one store: a file that processes share, a server, or PostgreSQL.
+on_sqlite = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+on_redis = pytest.mark.parametrize("store", [pytest.param("redis", marks=pytest.mark.redis)], indirect=True)
+
 
 def begun(lines: list[Line]) -> set[str]:
     return {line.key for line in lines if line.what == "begin"}
 
 
+@on_redis
 def test_after_kills_and_pauses_at_most_once_has_at_most_one_effect(store: str, tmp_path: Path) -> None:
     with Workers(store, tmp_path, policy="at_most_once") as workers:
         workers.spawn(3)
@@ -57,6 +62,7 @@ def test_after_kills_a_recover_hook_makes_exactly_one_effect(server_store: str, 
         assert [key for key in begun(lines) if _state(workers, key) is not State.DONE] == []
 
 
+@on_sqlite
 def test_after_kills_and_pauses_a_fenced_effect_happens_exactly_once(store: str, tmp_path: Path) -> None:
     """The token goes with the effect, and whoever recovers fences the older ones off: pauses do no harm either."""
     with Workers(store, tmp_path, policy="recover") as workers:
@@ -87,6 +93,7 @@ def test_after_kills_and_pauses_plain_retry_repeats_only_what_was_hurt(server_st
         assert [key for key in begun(lines) if _state(workers, key) is not State.DONE] == []
 
 
+@on_sqlite
 def test_without_faults_every_operation_has_one_effect(store: str, tmp_path: Path) -> None:
     with Workers(store, tmp_path, policy="retry", lease=30.0) as workers:
         workers.spawn(3)
@@ -98,10 +105,11 @@ def test_without_faults_every_operation_has_one_effect(store: str, tmp_path: Pat
         assert any(line.what == "refused" for line in lines)
 
 
+@on_redis
 @pytest.mark.parametrize("policy", ["retry", "recover"])
 def test_a_paused_owner_that_wakes_finds_its_completion_refused(store: str, tmp_path: Path, policy: str) -> None:
-    with Workers(store, tmp_path, policy=policy, lease=0.5) as workers:  # type: ignore[arg-type]
-        (sleeper,) = workers.spawn(only="k", work=0.6)
+    with Workers(store, tmp_path, policy=policy, lease=2.0) as workers:  # type: ignore[arg-type]
+        (sleeper,) = workers.spawn(only="k", work=6.0)
         until(lambda: "begin" in _whats(workers, sleeper.pid), 60, "the first owner did not begin")
         workers.pause(sleeper)
         until(lambda: _state(workers, "k") is State.ABANDONED, 60, "the lease did not end")
@@ -126,9 +134,10 @@ def test_a_paused_owner_that_wakes_finds_its_completion_refused(store: str, tmp_
         assert len(effects(lines)["k"]) == (1 if policy == "recover" else 2)
 
 
+@on_sqlite
 def test_a_paused_at_most_once_owner_is_unknown_until_it_reports(store: str, tmp_path: Path) -> None:
-    with Workers(store, tmp_path, policy="at_most_once", lease=0.5) as workers:
-        (sleeper,) = workers.spawn(only="k", work=0.6)
+    with Workers(store, tmp_path, policy="at_most_once", lease=2.0) as workers:
+        (sleeper,) = workers.spawn(only="k", work=6.0)
         until(lambda: "begin" in _whats(workers, sleeper.pid), 60, "the owner did not begin")
         workers.pause(sleeper)
         until(lambda: _state(workers, "k") is State.ABANDONED, 60, "the lease did not end")
@@ -144,6 +153,7 @@ def test_a_paused_at_most_once_owner_is_unknown_until_it_reports(store: str, tmp
         assert _whats(workers, sleeper.pid)[-1] == "answer"
 
 
+@on_redis
 def test_a_killed_owner_blocks_its_key_for_one_lease_and_no_longer(store: str, tmp_path: Path) -> None:
     with Workers(store, tmp_path, policy="retry", lease=0.5) as workers:
         (owner,) = workers.spawn(only="k", work=30.0)
@@ -157,9 +167,10 @@ def test_a_killed_owner_blocks_its_key_for_one_lease_and_no_longer(store: str, t
         assert _state(workers, "k") is State.DONE
 
 
+@on_redis
 def test_a_lease_is_renewed_while_its_handler_outlasts_it(store: str, tmp_path: Path) -> None:
-    with Workers(store, tmp_path, policy="retry", lease=1.0) as workers:
-        (owner,) = workers.spawn(only="k", work=3.0)
+    with Workers(store, tmp_path, policy="retry", lease=4.0) as workers:
+        (owner,) = workers.spawn(only="k", work=10.0)
         # From the second half of its work on, the first lease is over: only renewals keep a rival away.
         until(lambda: "effect" in _whats(workers, owner.pid), 60, "the owner did not begin")
         with pytest.raises(InProgress):

@@ -25,7 +25,7 @@ from tests.http.payments_service import BOB, Payments, new_key, order, serving
 pytestmark = [pytest.mark.slow]
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(scope="module", params=[pytest.param("postgres", marks=pytest.mark.postgres)])
 def payments(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, starts_process: None
 ) -> Iterator[Payments]:

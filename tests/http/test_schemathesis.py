@@ -112,7 +112,7 @@ def test_its_own_run_finds_nothing_either(service: Payments, tmp_path: Path) -> 
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", f"{service.url}/openapi.json", "--no-color"),
         *("--header", f"Authorization: {ALICE['Authorization']}", "--checks", ",".join(names)),
-        *("--generation-deterministic", "--max-examples", "15", "--phases", "examples,coverage,stateful"),
+        *("--generation-deterministic", "--max-examples", "5", "--phases", "examples,coverage,stateful"),
     ]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]

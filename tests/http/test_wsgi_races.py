@@ -29,7 +29,6 @@ pytestmark = pytest.mark.process
             ("tests.http.apps_django:wsgi('drf')", "--workers=2", "--threads=4", "--preload"), id="django-rest"
         ),
         pytest.param(("tests.http.apps_django async_loop",), id="django-async-on-asgi"),
-        pytest.param(("tests.http.apps_django class",), id="django-classes-on-asgi"),
     ],
 )
 def service(

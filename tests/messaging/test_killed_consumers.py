@@ -19,17 +19,13 @@ from tests.messaging.test_consumer import open_books
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[2]
-ON_EVERY_DATABASE = pytest.mark.parametrize(
-    "dialect",
-    [
-        "sqlite",
-        pytest.param("postgres", marks=[pytest.mark.server, pytest.mark.postgres]),
-        pytest.param("mysql", marks=[pytest.mark.server, pytest.mark.mariadb]),
-    ],
+POSTGRES = [pytest.mark.server, pytest.mark.postgres]
+MYSQL = [pytest.mark.server, pytest.mark.mariadb]
+
+
+@pytest.mark.parametrize(
+    "dialect", ["sqlite", pytest.param("postgres", marks=POSTGRES), pytest.param("mysql", marks=MYSQL)]
 )
-
-
-@ON_EVERY_DATABASE
 def test_two_processes_apply_every_message_once(dialect: str, open_desk: Callable[[str], Desk]) -> None:
     books = open_books(open_desk(dialect))
     command = [sys.executable, "-m", "tests.messaging.racing_consumers", dialect, books.desk.url]
@@ -39,8 +35,14 @@ def test_two_processes_apply_every_message_once(dialect: str, open_desk: Callabl
 
 @pytest.mark.server
 @pytest.mark.redis
-@pytest.mark.parametrize("batches", ["", "batches"])
-@ON_EVERY_DATABASE
+@pytest.mark.parametrize(
+    ("dialect", "batches"),
+    [
+        ("sqlite", ""),
+        pytest.param("postgres", "batches", marks=POSTGRES),
+        pytest.param("mysql", "", marks=MYSQL),
+    ],
+)
 def test_every_message_is_applied_once_and_the_one_that_kills_is_given_up(
     dialect: str, batches: str, open_desk: Callable[[str], Desk], redis_url: str, tmp_path: Path
 ) -> None:

@@ -158,7 +158,8 @@ def renewed(engine: Engine) -> Found:
         yield first.took_effect
         yield second.took_effect
 
-    engine.run(body, tenant="acme", lease=0.06)
+    engine.renew_early()
+    engine.run(body, tenant="acme")
     return {"attempt": 1}
 
 
@@ -170,7 +171,8 @@ def renewal_failed(engine: Engine) -> Found:
         yield failing.seen
         yield again.took_effect
 
-    engine.run(body, tenant="acme", lease=0.3)
+    engine.renew_early()
+    engine.run(body, tenant="acme")
     return {"error": "hiccup"}
 
 

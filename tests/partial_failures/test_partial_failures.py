@@ -19,6 +19,8 @@ from semel.errors import (
     StoreUncertain,
     TransactionConflict,
 )
+from semel.stores.urls import KINDS
+from tests.partial_failures.by_store import BY_STORE, EVERYWHERE, STORES
 from tests.partial_failures.nursery import Nursery
 from tests.partial_failures.table import CELLS, Cell, First, Mode, Moment, Retry
 from tests.partial_failures.trouble import STRIKES, DriverLost, EffectFailed, RollBack, Trouble
@@ -171,6 +173,16 @@ def test_every_mode_says_what_every_moment_that_it_has_does() -> None:
         else:
             steps = {moment for moment in Moment if "STEP" in moment.name} if mode is Mode.STEPS else set()
             assert moments == leased | steps
+
+
+def test_the_claims_about_stores_are_complete_and_their_proofs_exist() -> None:
+    names = {name.partition(",")[0] for name in STORES}
+    assert {kind.name for kind in KINDS} | {"Redis Cluster"} == names
+    assert [failure for failure, claims in BY_STORE.items() if tuple(claims) != STORES] == []
+    claims = [*EVERYWHERE.values(), *(claim for by_store in BY_STORE.values() for claim in by_store.values())]
+    proofs = {claim.proof.partition("::")[::2] for claim in claims if claim.proof}
+    tests = Path(__file__).parents[1]
+    assert [(file, name) for file, name in proofs if f"def {name}(" not in (tests / file).read_text("utf-8")] == []
 
 
 def test_whoever_loses_an_effect_or_doubles_one_is_known() -> None:

@@ -113,14 +113,14 @@ def finish_with_two_resumers(module: str, store: str, effects: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["orders", "aio_orders"])
+@pytest.mark.parametrize("module", ["orders"])
 def test_what_killed_processes_left_is_finished_on_sqlite(module: str, tmp_path: Path, effects: Path) -> None:
     store = f"sqlite:///{tmp_path}/records.db"
     migrate_store(store)
     finish_with_two_resumers(module, store, effects)
 
 
-@pytest.mark.parametrize("module", ["orders", "aio_orders"])
+@pytest.mark.parametrize("module", ["aio_orders"])
 def test_what_killed_processes_left_is_finished_on_postgres(module: str, postgres_url: str, effects: Path) -> None:
     migrate_store(postgres_url)
     finish_with_two_resumers(module, postgres_url, effects)

@@ -44,10 +44,10 @@ class Server(ABC):
     users: ClassVar[tuple[str, ...]] = ()  # for a server that refuses root: the first of these that exists
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     costly: ClassVar[bool] = False  # to start, or while it idles: of several workers one has it, and runs all its tests
-    start_timeout: ClassVar[float] = 30.0
+    start_timeout: ClassVar[float] = 90.0
     stop_timeout: ClassVar[float] = 10.0
     port_attempts: ClassVar[int] = 5
-    port_taken: ClassVar[str] = "Address already in use"  # in the log of a start that lost its port to another
+    port_taken: ClassVar[str] = "Address already in use"  # a pattern, in the log of a start that lost a port to another
 
     def __init__(self) -> None:
         self.port = 0
@@ -153,11 +153,7 @@ class Server(ABC):
         """End the process by that signal and start it again: same port, same data."""
         self.folder  # noqa: B018 - a server that was never started has nothing to restart
         self._halt(how)
-        for _ in range(self.port_attempts):
-            if self._launch():
-                return
-            time.sleep(0.2)  # another process sits on our port; it may be a passing client's own end of a connection
-        raise ServerError(f"{self.name}: port {self.port} was taken while it restarted\n{self.log_tail()}")
+        self.return_()
 
     def crash(self) -> None:
         """SIGKILL, and stay away."""
@@ -165,8 +161,11 @@ class Server(ABC):
 
     def return_(self) -> None:
         """Start again after a crash: same port, same data."""
-        if not self._launch():
-            raise ServerError(f"{self.name}: port {self.port} was taken meanwhile")
+        for _ in range(self.port_attempts):
+            if self._launch():
+                return
+            time.sleep(0.2)  # another process sits on our port; it may be a passing client's own end of a connection
+        raise ServerError(f"{self.name}: port {self.port} was taken meanwhile\n{self.log_tail()}")
 
     def log_tail(self, lines: int = 40) -> str:
         """The last lines of the log, also after the end."""
@@ -222,7 +221,7 @@ class Server(ABC):
         self._halt(self.stop_signal)
         with self.log.open("rb") as log:
             log.seek(seen)
-            if self.port_taken.encode() in log.read():
+            if re.search(self.port_taken.encode(), log.read()):
                 return False
         raise ServerError(f"{self.name}: ended with {process.returncode} while it started\n{self.log_tail()}")
 

@@ -26,7 +26,6 @@ class DynamoDBServer(Server):
     binaries = ("java",)
     packages = MavenParts.packages
     costly = True
-    start_timeout = 60.0
 
     def __init__(self) -> None:
         super().__init__()

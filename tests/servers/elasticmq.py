@@ -19,7 +19,6 @@ class ElasticMQServer(Server):
     binaries = ("java",)
     packages = MavenParts.packages
     costly = True
-    start_timeout = 60.0
 
     @property
     def url(self) -> str:

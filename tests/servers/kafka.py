@@ -19,7 +19,6 @@ class KafkaServer(Server):
     binaries = ("java",)
     packages = MavenParts.packages
     costly = True
-    start_timeout = 90.0
 
     def __init__(self, **settings: object) -> None:
         """:param settings: further settings of the broker, with ``_`` for each dot: ``message_max_bytes=5000``."""

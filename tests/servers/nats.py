@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from tests.servers.base import LOOPBACK, Server, ServerError
+from tests.servers.base import LOOPBACK, Server
 
 
 class NATSServer(Server):
@@ -37,12 +36,3 @@ class NATSServer(Server):
     def subject(self) -> str:
         """A subject that no test has used. It has no stream yet."""
         return f"subject-{next(self._numbers)}"
-
-    def crash(self) -> None:
-        """SIGKILL, and stay away."""
-        self._halt(signal.SIGKILL)
-
-    def return_(self) -> None:
-        """Start again after a crash: same port, same data."""
-        if not self._launch():
-            raise ServerError(f"{self.name}: port {self.port} was taken meanwhile")

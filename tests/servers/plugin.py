@@ -125,8 +125,10 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Refuse a test that picked a server at run time and does not say so: `-m "not server"` would start it too."""
     request = getattr(item, "_request", None)
-    used = [name for name in KINDS if name in getattr(request, "_fixture_defs", ())]
-    unmarked = [name for name in used if not (item.get_closest_marker(name) and item.get_closest_marker("server"))]
+    used = KINDS.keys() & getattr(request, "_fixture_defs", {}).keys()
+    unmarked = [
+        name for name in sorted(used) if not (item.get_closest_marker(name) and item.get_closest_marker("server"))
+    ]
     if unmarked:
         pytest.fail(f"it uses a server: mark it with {' and '.join(unmarked)}, and with server", pytrace=False)
 
@@ -147,4 +149,5 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 
 def _kinds(item: pytest.Item) -> list[str]:
-    return [name for name in KINDS if item.get_closest_marker(name)]
+    markers = {marker.name for marker in item.iter_markers()}
+    return [name for name in KINDS if name in markers] if "server" in markers else []

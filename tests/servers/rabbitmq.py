@@ -34,9 +34,8 @@ class RabbitMQServer(Server):
     search: ClassVar[tuple[str, ...]] = ("/usr/lib/rabbitmq/bin", "/opt/homebrew/opt/rabbitmq/sbin")
     packages = ("rabbitmq-server",)
     costly = True
-    start_timeout = 90.0
     stop_timeout = 30.0
-    port_taken: ClassVar[str] = "eaddrinuse"
+    port_taken: ClassVar[str] = "eaddrinuse|dist_port_already_used"
 
     def __init__(self) -> None:
         super().__init__()

@@ -124,7 +124,6 @@ class _Group(Server):
 
     binaries = RedisServer.binaries
     packages = RedisServer.packages
-    start_timeout: ClassVar[float] = 40.0
 
     def __init__(self) -> None:
         super().__init__()

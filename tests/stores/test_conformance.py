@@ -553,13 +553,23 @@ def test_a_proof_fails_a_store_that(kind: type[BrokenStore]) -> None:
     assert fails(lambda clock: kind(nothing, clock))
 
 
+RARE = {
+    "an empty answer is none",
+    "a late owner may not save a step",
+    "the last completion stays",
+    "steps come back sorted",
+    "steps survive expiry",
+}
+"""The model meets them in thousands of examples only. A proof finds each of them."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("mutation", [mutation for mutation in MUTATIONS if mutation not in RARE])
 def test_the_model_differs_when(mutation: str) -> None:
     clock = conformance.ManualClock()
     machine = conformance.machine_for(lambda: BrokenStore(MUTATIONS[mutation], clock), clock=clock)
     found = settings(
-        max_examples=4000,  # the rarest mutation needs more than a thousand with some seeds
+        max_examples=4000,
         stateful_step_count=30,
         deadline=None,
         phases=[Phase.generate],

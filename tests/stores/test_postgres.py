@@ -48,6 +48,7 @@ class TestPostgresStore(conformance.StoreSuite):
 
 
 class TestAsyncpgStore(conformance.AsyncStoreSuite):
+    sampled = True
     examples = 15  # the statements are those above: what differs is the driver
     wakes = True
     counts = True

@@ -29,6 +29,7 @@ class TestRedisStore(conformance.StoreSuite):
 
 
 class TestAsyncRedisStore(conformance.AsyncStoreSuite):
+    sampled = True
     wakes = True
     lists = True
     forgets_expired = True
@@ -51,6 +52,7 @@ def replicated(redis: RedisServer) -> Iterator[RedisServer]:
 
 
 class TestConfirmedRedisStore(conformance.StoreSuite):
+    sampled = True
     wakes = True
     lists = True
     forgets_expired = True
@@ -78,6 +80,7 @@ class TestAsyncConfirmedRedisStore(conformance.AsyncStoreSuite):
 
 
 class TestRedisClusterStore(conformance.StoreSuite):
+    sampled = True
     wakes = True
     lists = True
     forgets_expired = True

@@ -22,6 +22,7 @@ class TestSQLiteStore(conformance.StoreSuite):
 
 
 class TestAsyncSQLiteStore(conformance.AsyncStoreSuite):
+    sampled = True
     counts = True
     resumes = True
     lists = True

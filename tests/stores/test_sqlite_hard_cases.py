@@ -84,6 +84,27 @@ def test_the_memory_stores_leases_do_not_follow_the_wall_clock(monkeypatch: pyte
     assert not isinstance(store.execute(claim("a", nonce=2)), Claimed)
 
 
+def test_a_step_of_the_wall_clock_moves_leases_and_fences_the_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward, an owner that lives is replaced, and may not change the record. Back, leases last longer."""
+    real, step = sqlite._now, [0]
+    monkeypatch.setattr(sqlite, "_now", lambda: real() + step[0] * 1_000_000)
+    with contextlib.closing(SQLiteStore(tmp_path / "a.db")) as store:
+        owner = store.execute(claim("a", nonce=1))
+        assert isinstance(owner, Claimed)
+        step[0] = -3600
+        assert not isinstance(store.execute(claim("a", nonce=2)), Claimed)
+        record = store.execute(Lookup(claim("a").id))
+        assert record is not None and record.lease_left > 3600
+        step[0] = 31
+        heir = store.execute(claim("a", nonce=3))
+        assert isinstance(heir, Claimed) and heir.token > owner.token
+        assert store.execute(Renew(claim("a").id, owner.token, 30.0)) is False
+        assert store.execute(Complete(claim("a").id, owner.token, b"late", 60.0)) is False
+        assert store.execute(Complete(claim("a").id, heir.token, b"heir", 60.0)) is True
+
+
 @pytest.mark.slow
 def test_an_attempt_that_its_adapter_forgot_is_not_kept_alive_for_ever() -> None:
     now = [1000.0]

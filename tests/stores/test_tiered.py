@@ -119,6 +119,7 @@ class _OnSQLite:
 
 
 class TestTieredStoreWithoutRedis(_OnSQLite, conformance.StoreSuite):
+    sampled = True
     examples = 10
 
     @pytest.fixture

@@ -169,7 +169,7 @@ def test_a_process_that_wakes_after_the_release_brings_no_old_outcome_back(url: 
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "paused\n"
-        assert main(["release", url, "pay", "k", "--stored", "any"]) == 0
+        assert main(["release", url, "pay", "k", "--stored", "any", "--yes"]) == 0
         process.stdin.write("wake\n")
         process.stdin.flush()
         assert process.stdout.readline() == "written\n"

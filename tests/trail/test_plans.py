@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from semel import PostgresStore, SQLiteStore
 from semel.core.trail.moments import ForgetTrail, ReadRecent, ReadStories
@@ -103,10 +104,12 @@ def query_of(dialect: Any, name: str) -> Any:
 @pytest.mark.parametrize("name", sorted(VALUES))
 def test_postgres_looks_at_few_rows_of_many(url: str, name: str) -> None:
     query = query_of("postgresql", name)
-    text, names = query.rendered("format")
+    text, names = query.rendered("numeric")
+    values = sql.SQL(", ").join(sql.Literal(VALUES[name][each]) for each in names)
     with closing(Psycopg().connect(PostgresSettings(url)).raw) as raw:
         raw.execute("BEGIN")
-        rows = raw.execute(f"EXPLAIN (ANALYZE, TIMING off) {text}".encode(), [VALUES[name][each] for each in names])
+        raw.execute(f"PREPARE asked AS {text}".encode())  # as the store does: one plan for all values
+        rows = raw.execute(sql.SQL("EXPLAIN (ANALYZE, TIMING off) EXECUTE asked ({})").format(values))
         plan = [line for (line,) in rows.fetchall()]
         raw.execute("ROLLBACK")
     assert any(INDEXES[name] in line for line in plan), "\n".join(plan)
@@ -117,6 +120,20 @@ def test_postgres_looks_at_few_rows_of_many(url: str, name: str) -> None:
     seen += [int(rows) for line in plan for rows in re.findall(r"Rows Removed by \w+: (\d+)", line)]
     assert seen
     assert max(seen) <= (6100 if name == "minutes" else MOST_ROWS), "\n".join(plan)
+
+
+@pytest.mark.server
+@pytest.mark.postgres
+def test_no_other_index_of_postgres_has_the_order_of_a_kind(url: str) -> None:
+    """A plan for all kinds takes each for a frequent one: it would walk by time, through everything if it is rare."""
+    text, _ = query_of("postgresql", "newest_of_kind").rendered("numeric")
+    with closing(Psycopg().connect(PostgresSettings(url)).raw) as raw:
+        raw.execute("BEGIN")
+        raw.execute("DROP INDEX semel_moment_kind")
+        raw.execute(f"PREPARE asked AS {text}".encode())
+        plan = [line for (line,) in raw.execute("EXPLAIN EXECUTE asked ('rare', 20, NULL, 20)").fetchall()]
+        raw.execute("ROLLBACK")
+    assert not any("Index Scan Backward using semel_moment_pkey" in line for line in plan), "\n".join(plan)
 
 
 @pytest.mark.parametrize("name", sorted(VALUES))

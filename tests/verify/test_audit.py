@@ -130,6 +130,13 @@ def test_a_change_is_found_in_the_parts_of_a_schema() -> None:
         ("post", "/accounts/get", "", "query"),
         ("post", "/v1/orders", "findOrders", "query"),
         ("post", "/CredentialLists", "CreateCredentialList", "action"),
+        ("post", "/check-suites", "checks/create-suite", "action"),
+        ("post", "/signal/evaluate", "signalEvaluate", "query"),
+        ("post", "/b/{bucket}/o", "storage.objects.insert", "action"),
+        ("post", "/Messages/{Sid}.json", "UpdateMessage", "conditional"),
+        ("post", "/item/webhook/update", "itemWebhookUpdate", "conditional"),
+        ("post", "/item/remove", "itemRemove", "natural"),
+        ("post", "/runners/remove-token", "actions/create-remove-token", "action"),
         ("put", "/orders/{id}", "", "natural"),
         ("delete", "/orders/{id}", "", "natural"),
         ("patch", "/orders/{id}", "", "conditional"),
@@ -137,6 +144,27 @@ def test_a_change_is_found_in_the_parts_of_a_schema() -> None:
 )
 def test_writes_are_classed_by_method_and_names(method: str, path: str, name: str, kind: str) -> None:
     assert judged(method, path, operationId=name).writes[0].kind == kind
+
+
+def test_a_post_with_a_key_is_an_action_whatever_its_name_is() -> None:
+    assert judged("post", "/items/remove", parameters=[KEY]).writes[0].kind == "action"
+
+
+def test_references_that_go_round_end() -> None:
+    again = {"$ref": "#/components/schemas/A"}
+    schemas = {"A": {"allOf": [again] * 20, "properties": {"delta": {}}}}
+    content = {"application/json": {"schema": again}}
+    result = judged("put", components={"schemas": schemas}, requestBody={"content": content})
+    assert rules(result) == ["put-delta"]
+
+
+def test_an_operation_is_found_behind_a_reference_of_its_path() -> None:
+    document = {
+        "openapi": "3.1.0",
+        "paths": {"/pay": {"$ref": "#/components/pathItems/Pay"}, "/odd": {"$ref": "#/paths/~1odd"}},
+        "components": {"pathItems": {"Pay": {"post": {}}}},
+    }
+    assert rules(audit(document)) == ["key-missing"]
 
 
 def test_a_class_that_is_declared_counts_more_than_names() -> None:

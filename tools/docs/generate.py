@@ -556,6 +556,15 @@ def partial_failures() -> str:
     return "\n\n".join(parts)
 
 
+def store_failures() -> str:
+    table = runpy.run_path(str(ROOT / "tests" / "partial_failures" / "by_store.py"))  # names the test of each claim
+    head = "what holds | what does not | what to set"
+    rows = lambda claims: [f"| {case} | {c.holds} | {c.breaks} | {c.remedy} |" for case, c in claims.items()]  # noqa: E731
+    parts = [f"### In every store\n\n{_table(f'failure | {head}', rows(table['EVERYWHERE']))}"]
+    parts += [f"### {name}\n\n{_table(f'store | {head}', rows(by))}" for name, by in table["BY_STORE"].items()]
+    return "\n\n".join(parts)
+
+
 def schema(dialect: str) -> str:
     folder = ROOT / "src" / "semel" / "sql" / "schema" / dialect
     parts = [
@@ -677,6 +686,7 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "api": api,
     "public-names": public_table,
     "partial-failures": partial_failures,
+    "store-failures": store_failures,
     "schema-postgres": lambda: schema("postgres"),
     "schema-mysql": lambda: schema("mysql"),
     "schema-sqlite": lambda: schema("sqlite"),

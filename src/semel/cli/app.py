@@ -6,6 +6,9 @@ The parser is argparse of the standard library: the commands are part of the cor
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
+import json
 import os
 import re
 import sys
@@ -16,7 +19,7 @@ from typing import Final, NoReturn, cast
 from semel import __version__
 from semel.cli.audit import AUDIT
 from semel.cli.client import CLIENT
-from semel.cli.commands import INTERRUPTED, OK, STORE_VARIABLE, USAGE, Command, exit_code, say
+from semel.cli.commands import FAILED, INTERRUPTED, OK, STORE_VARIABLE, USAGE, Command, as_json, exit_code, say
 from semel.cli.console import CONSOLE
 from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
@@ -64,12 +67,14 @@ SHELLS: Final = ("bash", "zsh", "fish")
 
 def configure_completions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS, help="the shell to complete commands in")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def completions(args: argparse.Namespace) -> int:
     """Print the script of shtab for a shell."""
     shtab = require("shtab", "cli")
-    print(shtab.complete(make_parser(), args.shell))
+    script = shtab.complete(make_parser(), args.shell)
+    print(as_json({"shell": args.shell, "script": script}) if args.json else script)
     return OK
 
 
@@ -134,11 +139,32 @@ def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
                     named = getattr(args, "operation", None) or getattr(args, "message", None) or ""
                     if "url" in args and named.partition(":")[0] not in SCHEMES:
                         return args
-        argparse.ArgumentParser.error(error.parser, re.sub(r"(?<=://)\S*@", "…@", str(error)))  # no passwords
+        hint = f" (or set {STORE_VARIABLE})" if re.search(r"required: URL\b", str(error)) and not store else ""
+        shown = re.sub(r"(?<=://)\S*@", "…@", str(error))  # no passwords
+        argparse.ArgumentParser.error(error.parser, shown + hint)
+
+
+def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Escape what the encoding of the output lacks, in a way that JSON can read."""
+    if not isinstance(error, UnicodeEncodeError):  # somebody reads what we print, as a test does
+        return codecs.replace_errors(error)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+def _prepare_output() -> None:
+    """Let any text be printed, whatever the locale is, also where a stream was closed (``>&-``)."""
+    codecs.register_error("semel", _escape)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="semel")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    _prepare_output()
     words = sys.argv[1:] if argv is None else argv
     if not words:
         make_parser().print_help(sys.stderr)  # a person wants the help; to a script it is an error
@@ -155,6 +181,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("semel: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output is gone (`semel … | head`). That is no error, but nothing more may be written.
+        _drop_output()  # the reader is gone (`semel … | head`), which is no error
+        return OK
+    except OSError as error:
+        _drop_output()
+        say(f"semel: {error}", sys.stderr)
+        return FAILED
+
+
+def _drop_output() -> None:
+    """Drop what cannot be written. Python would try again when it ends, and fail with a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0

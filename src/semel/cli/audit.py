@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _LARGEST: Final = 64 * 1024 * 1024
 _TIMEOUT: Final = 30.0
+_PATH: Final = re.compile(r"""\s*["']?(/.*?)["']?\s*:(?=[\s{]|$)""")
+"""The line where a path of the document begins."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,11 +53,15 @@ def _read(where: str) -> str:
 
     try:
         if re.match(r"https?://", where):
+            end, data = time.monotonic() + _TIMEOUT, bytearray()
             with urlopen(where, timeout=_TIMEOUT) as answer:
-                data: bytes = answer.read(_LARGEST + 1)
+                while len(data) <= _LARGEST and (part := answer.read1(65536)):
+                    data += part
+                    if time.monotonic() > end:  # the other time limit is that of each part
+                        raise TimeoutError(f"it takes longer than {_TIMEOUT:.0f} s")
         else:
             with open(where, "rb") as file:
-                data = file.read(_LARGEST + 1)
+                data = bytearray(file.read(_LARGEST + 1))
     except (URLError, OSError, ValueError) as error:
         raise ConfigurationError(f"{where} cannot be read: {error}") from error
     if len(data) > _LARGEST:
@@ -65,7 +72,15 @@ def _read(where: str) -> str:
         raise ConfigurationError(f"{where} is not text in UTF-8: {error}") from error
 
 
-def _parse(where: str, text: str) -> Any:
+def _parse(where: str, text: str) -> dict[str, Any]:
+    found = _load(where, text)
+    if not isinstance(found, dict):
+        what = "is empty" if found is None else f"holds a {type(found).__name__}"
+        raise ConfigurationError(f"{where} {what}, and no OpenAPI document")
+    return found
+
+
+def _load(where: str, text: str) -> Any:
     """Read JSON, and YAML if PyYAML is there."""
     if text.lstrip().startswith("{"):
         try:
@@ -100,9 +115,15 @@ def _page(result: Audit) -> str:
 
 
 def _sarif(result: Audit, where: str, text: str) -> dict[str, Any]:
+    from urllib.parse import quote
+
     from semel.verify.audit import RULES
 
     lines = text.splitlines()
+    starts: dict[str, int] = {}
+    for at, line in enumerate(lines):
+        if found := _PATH.match(line):
+            starts.setdefault(found[1], at)
     rules = [
         {"id": rule, "shortDescription": {"text": demand}, "defaultConfiguration": {"level": severity}}
         for rule, (severity, demand) in RULES.items()
@@ -115,8 +136,8 @@ def _sarif(result: Audit, where: str, text: str) -> dict[str, Any]:
             "locations": [
                 {
                     "physicalLocation": {
-                        "artifactLocation": {"uri": where},
-                        "region": {"startLine": _line_of(lines, each)},
+                        "artifactLocation": {"uri": quote(where, safe="/:?#[]@!$&'()*+,;=%")},
+                        "region": {"startLine": _line_of(lines, starts, each)},
                     },
                     "logicalLocations": [{"fullyQualifiedName": f"{each.method} {each.path}"}],
                 }
@@ -132,11 +153,10 @@ def _sarif(result: Audit, where: str, text: str) -> dict[str, Any]:
     }
 
 
-def _line_of(lines: list[str], finding: findings.Finding) -> int:
+def _line_of(lines: list[str], starts: dict[str, int], finding: findings.Finding) -> int:
     """Find the line where the operation begins, by its text: parsers keep no lines. 1 if it cannot be found."""
-    path = re.compile(rf"""["']?{re.escape(finding.path)}["']?\s*:""")
     method = re.compile(rf"""\s*["']?{finding.method.lower()}["']?\s*:""")
-    start = next((at for at, line in enumerate(lines) if path.match(line.strip())), None)
+    start = starts.get(finding.path)
     if start is None:
         return 1
     return next((at + 1 for at in range(start, len(lines)) if method.match(lines[at])), start + 1)

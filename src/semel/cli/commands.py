@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from difflib import get_close_matches
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
+from semel.engine.audit_log import log_act
 from semel.errors import ConfigurationError, NotMigrated, NotResolvable, RequestError, SemelError, StoreError
 
 if TYPE_CHECKING:
@@ -42,7 +44,6 @@ INTERRUPTED: Final = 130
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 NOTICED_WITHIN: Final = 0.05
 """Seconds."""
-AUDIT_LOG: Final = logging.getLogger("semel.audit")
 STORE_VARIABLE: Final = "SEMEL_STORE"
 """The URL of the store, for commands that are called without one. It keeps passwords out of ``ps``."""
 
@@ -111,23 +112,25 @@ def say(text: str, file: TextIO | None = None) -> None:
     print(printable(text), file=file, flush=True)
 
 
-def confirmed(question: str, args: argparse.Namespace, *, needs_yes: bool = False) -> bool:
-    """Ask a person whether to go on. ``--yes`` and ``--dry-run`` answer in advance.
-
-    :param needs_yes: without a terminal, raise instead of going on: a script has to say ``--yes``.
-    """
-    if args.yes or args.dry_run:
+def confirmed(question: str, args: argparse.Namespace) -> bool:
+    """Ask a person whether to go on. ``--yes`` answers in advance; a script, which has no terminal, has to pass it."""
+    if args.yes:
         return True
-    if not sys.stdin.isatty():
-        if needs_yes:
-            raise ConfigurationError("this deletes for good: pass --yes, or --dry-run to see what would be deleted")
-        return True
-    print(printable(f"{question} [y/N] "), end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise ConfigurationError(
+            f"there is no terminal to ask: {question} Pass --yes to do it, or --dry-run to see what would be done"
+        )
+    # A handler that only sets a flag would leave Ctrl-C without an effect until the answer is given.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        print(printable(f"{question} [y/N] "), end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def add_caution(parser: argparse.ArgumentParser) -> None:
-    """Add what every command has that changes records by hand."""
+    """Add what every command has that changes by hand what is stored."""
     parser.add_argument("--dry-run", action="store_true", help="change nothing, and say what would be done")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -138,9 +141,8 @@ def write_audit(action: str, **what: Any) -> None:
 
     :param what: the record by its identity, never by its key: a key may be private, and logs travel far.
     """
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    line = f"{action} by {who_is_here()} at {at}: " + " ".join(f"{name}={as_json(it)}" for name, it in what.items())
-    AUDIT_LOG.info("%s", line)
+    # At the level INFO: without any set-up, what is shown here would be shown twice.
+    line = log_act(action, who_is_here(), "cli", level=logging.INFO, **what)
     say(f"semel.audit: {line}", sys.stderr)
 
 
@@ -164,7 +166,8 @@ class Progress:
         if sys.stderr.isatty() and time.monotonic() >= self._next:
             self._next = time.monotonic() + 0.2
             self._shown = True
-            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+            width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be written over
+            print(f"\r{text[:width]}\x1b[K", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Remove the line, before something else is printed and at the end."""

@@ -13,6 +13,7 @@ from semel.cli.commands import (
     STORE_VARIABLE,
     URLS,
     Command,
+    as_json,
     load_guard,
     names_guard,
     open_guard,
@@ -62,6 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--running-too-long", default="10m", metavar="T", help="list what runs for longer as stuck (default: 10m)"
     )
+    parser.add_argument("--json", action="store_true", help="one JSON object: where it is, and whether one can act")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,7 +124,11 @@ def _serve(console: Console, args: argparse.Namespace) -> int:
     with _listen(args.host, args.port) as listening, stop_on_signals(stop):
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        say(f"the console is on http://{shown}:{port}/ (Ctrl-C ends it)" + ("" if args.token else "; read-only"))
+        url = f"http://{shown}:{port}/"
+        if args.json:
+            say(as_json({"url": url, "read_only": not args.token}))
+        else:
+            say(f"the console is on {url} (Ctrl-C ends it)" + ("" if args.token else "; read-only"))
         server.run([listening])
     return OK
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.cli.commands import (
-    AUDIT_LOG,
     FAILED,
     INTERRUPTED,
     OK,
@@ -31,6 +31,7 @@ from semel.cli.commands import (
 )
 from semel.core.ops import Record
 from semel.core.states import State
+from semel.engine.audit_log import log_act
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -261,18 +262,21 @@ def purge(args: argparse.Namespace) -> int:
         raise ConfigurationError("say which records: --operation, --tenant or --older, or --all for all finished ones")
     with open_guard(args.url, reads_only=args.dry_run) as guard, stop_on_signals() as stopping:
         count = sum(map(len, _Walk(guard, stopping, filters).pages(args.limit)))
+        if stopping.is_set():
+            raise KeyboardInterrupt
         question = f"delete {count:,} finished records? The next call with such a key runs its operation again."
-        if count and not args.dry_run and not confirmed(question, args, needs_yes=True):
+        if count and not args.dry_run and not confirmed(question, args):
             return FAILED
         deleted = 0
-        if not args.dry_run and not stopping.is_set():
+        if not args.dry_run:
             walk = _Walk(guard, stopping, filters)
             who = who_is_here()
             try:
                 for records in walk.pages(args.limit):
                     for record in _freed(guard, records, stopping):
                         deleted += 1
-                        AUDIT_LOG.info("purge by %s: operation=%s id=%s", who, record.operation, record.id.hex())
+                        operation, identity = record.operation, record.id.hex()
+                        log_act("purge", who, "cli", level=logging.INFO, operation=operation, id=identity)
                     walk.progress.show(f"{deleted:,} of {count:,} deleted …")
                 _sweep(guard, deleted)
             finally:

@@ -132,9 +132,11 @@ def _settle(args: argparse.Namespace, action: str, then: str, change: Callable[[
         args, lambda guard: guard.lookup(args.operation, args.key, tenant=args.tenant or None), reads_only=True
     )
     was = (State.ABSENT if record is None else record.state).name.lower()
+    settles = record is not None and _settles(record, codec, args)
     if args.dry_run:
-        _check_settles(what, record, codec, args)
-    elif record is not None and not confirmed(f"{action} {what}, which is {was}? Then {then}.", args):
+        if not settles:
+            raise NotResolvable(f"{what} is {was}, and would stay as it is")
+    elif settles and not confirmed(f"{action} {what}, which is {was}? Then {then}.", args):
         return FAILED
     else:
         _ask(args, change)  # it looks at the record again, and raises if it must stay as it is
@@ -150,20 +152,16 @@ def _settle(args: argparse.Namespace, action: str, then: str, change: Callable[[
     return OK
 
 
-def _check_settles(what: str, record: Record | None, codec: Codec, args: argparse.Namespace) -> None:
-    """Raise NotResolvable if the record would stay as it is."""
-    from semel.engine.outcomes import describe_outcome
+def _settles(record: Record, codec: Codec, args: argparse.Namespace) -> bool:
+    """Whether the record would change. The guard judges it again when it changes it, and says why if it does not."""
+    from semel.engine.guard import outcome_kind
 
-    if record is None:
-        raise NotResolvable(f"{what}: there is no such record")
     stored, force = getattr(args, "stored", None), getattr(args, "force", False)
-    if record.state is State.RUNNING and not force:
-        raise NotResolvable(f"{what} is running, and would stay as it is")
-    if record.state is State.DONE:
-        outcome = describe_outcome(record, codec)
-        failed = "failure" in outcome or outcome.get("response", {}).get("status", 0) >= 400
-        if stored is None or (stored == "failure" and not failed):
-            raise NotResolvable(f"{what} is done, and would stay as it is")
+    if record.state is State.RUNNING:
+        return bool(force)
+    if record.state is State.DONE and stored == "failure":
+        return outcome_kind(codec, record) == "failure"
+    return record.state is not State.DONE or stored is not None
 
 
 def configure_diagram(parser: argparse.ArgumentParser) -> None:

@@ -175,7 +175,7 @@ def new_key() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all clients are told in the same words. Each of them takes these as keyword arguments."""
+    """The settings that all clients share. Each client takes them as keyword arguments."""
 
     retry: Retry = field(default_factory=Retry)
     methods: Collection[str] = METHODS
@@ -196,17 +196,17 @@ class Settings:
 
         :param headers: found by any spelling of their names. They may hold a key already.
         """
-        given = headers.get(self.header)
-        if isinstance(given, bytes):  # requests takes both
-            given = given.decode("latin-1")
+        present = headers.get(self.header)
+        if isinstance(present, bytes):  # requests takes both
+            present = present.decode("latin-1")
         redirect = _redirect.get()
         if redirect is not None:
             _redirect.set(None)
-            if _follows(redirect, method, url, given):
+            if _follows(redirect, method, url, present):
                 return _redirected(redirect, method, url)
-        if given is None and method not in self.methods:
+        if present is None and method not in self.methods:
             return None
-        value = given or header_value(normalize_key(self.new_key()), self.quote_keys)
+        value = present or header_value(normalize_key(self.new_key()), self.quote_keys)
         return Intent(method, url, value, {self.header: value}, resumed=resuming.get(), fresh=True)
 
     def complete(self, intent: Intent, headers: MutableMapping[str, Any]) -> None:
@@ -231,12 +231,12 @@ class Settings:
         intent.headers = headers
 
 
-def _follows(redirect: _Redirect, method: str, url: str, given: str | None) -> bool:
+def _follows(redirect: _Redirect, method: str, url: str, key: str | None) -> bool:
     """Whether the request is what an HTTP library makes of a redirect. Most libraries copy the headers, aiohttp not."""
     if origin_of(url) != origin_of(redirect.target):
         return False
-    if given is not None:
-        return given == redirect.value
+    if key is not None:
+        return key == redirect.value
     return method in (redirect.method, "GET") and _comparable(url) == _comparable(redirect.target)
 
 

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -24,7 +25,7 @@ from semel.console.watched import Watched, watch_stores
 from semel.console.ways import LONGEST_RESULT, MOST_LETTERS, Done, act, find_way, move_letters, refuse
 from semel.core.messaging.messages import LetterFilter
 from semel.core.policy import Duration, seconds
-from semel.errors import MissingDependency, SemelError, StoreError
+from semel.errors import MissingDependency, PolicyError, SemelError, StoreError
 from semel.stores.sizing import size
 
 try:
@@ -44,6 +45,8 @@ EVERY: Final = 2.0
 """Seconds between two looks for a page that is kept up to date."""
 STREAM: Final = 120.0
 """Seconds that a stream lasts. The browser opens it again, and is asked who it is again."""
+READY: Final = 3.0
+"""Seconds for which a server that starts waits for the stores. Then it serves, and the pages say what is wrong."""
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -144,6 +147,7 @@ class Console:
             if message["type"] == "lifespan.startup":
                 self._stopped.clear()
                 self._warming = asyncio.ensure_future(self._views.warm())
+                await asyncio.wait([self._warming], timeout=READY)
             else:
                 await self.close()
             await send({"type": f"{message['type']}.complete"})
@@ -175,7 +179,7 @@ class Console:
         except TooManyTries:
             response = page.problem(429, "Too many wrong tokens", "Wait a second, and try again.")
             response.headers["Retry-After"] = "1"
-        except BadQuery as error:
+        except (BadQuery, PolicyError) as error:
             response = page.problem(400, "This address asks for something else", str(error))
         except NotThere as error:
             response = page.problem(404, "Not here", str(error))
@@ -329,10 +333,13 @@ class Console:
         """Send the live part of a page whenever it has changed."""
         access = page.access
         assert access is not None
-        address = urlsplit(request.query_params.get("of", "/"))
+        try:
+            address = urlsplit(request.query_params.get("of", "/"))
+            query = dict(parse_qsl(address.query, max_num_fields=50))
+        except ValueError:
+            raise BadQuery("of is the address of a page of this console") from None
         if self._streams >= MOST_STREAMS or _match(self._gets, address.path) is None:
             return page.problem(503 if self._streams >= MOST_STREAMS else 404, "Not live", "Reload the page.")
-        query = dict(parse_qsl(address.query, max_num_fields=50))
         return StreamingResponse(
             self._changes(page, access, address.path, query), media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
@@ -363,36 +370,48 @@ class Console:
             self._streams -= 1
 
 
+@cache
+def _environment() -> Environment:
+    """All templates, compiled: no page waits for that."""
+    environment = Environment(
+        loader=PackageLoader("semel.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, auto_reload=False,
+    )  # fmt: skip
+    environment.filters.update(
+        count=words.count,
+        rate=words.rate,
+        percent=words.percent,
+        span=words.unbroken_span,
+        size=size,
+        json=words.as_json,
+    )
+    environment.globals.update(
+        sparkline=charts.sparkline, bars=charts.bars, shape=charts.shape, version=_VERSION, query=urlencode
+    )
+    for name in environment.list_templates():
+        environment.get_template(name)
+    return environment
+
+
 class Pages:
     """The templates."""
 
     def __init__(self, panel: Panel | None) -> None:
-        self._environment = Environment(
-            loader=PackageLoader("semel.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-            lstrip_blocks=True,
-        )  # fmt: skip
-        filters = {"count": words.count, "rate": words.rate, "percent": words.percent, "span": words.span, "size": size,
-                   "json": words.as_json}  # fmt: skip
-        self._environment.filters.update(filters)
-        self._environment.globals.update(
-            panel=None if panel is None else self._environment.from_string(panel.template),
-            panel_script=None if panel is None else panel.script,
-            sparkline=charts.sparkline,
-            bars=charts.bars,
-            shape=charts.shape,
-            version=_VERSION,
-            query=urlencode,
-        )
+        self._environment = _environment()
+        self._panel = {
+            "panel": None if panel is None else self._environment.from_string(panel.template),
+            "panel_script": None if panel is None else panel.script,
+        }
 
     def render(self, name: str, **values: Any) -> str:
         """Return a page."""
-        return self._environment.get_template(f"{name}.html").render(**values)
+        return self._environment.get_template(f"{name}.html").render(self._panel, **values)
 
     def render_live(self, name: str, **values: Any) -> str:
         """Return the part of a page that is kept up to date."""
         template = self._environment.get_template(f"{name}.html")
         block = template.blocks.get("live")
-        return "" if block is None else "".join(block(template.new_context(values)))
+        return "" if block is None else "".join(block(template.new_context({**self._panel, **values})))
 
 
 class _Page:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from semel.console.figures import first_runs_per_second, start_of_hour, summarize
+from semel.console.figures import new_keys_per_second, start_of_hour, summarize
 from semel.console.gate import Access
 from semel.console.story import hops, tell, timeline, with_lost_attempt
 from semel.console.watched import LOOK, WatchedStore
@@ -83,10 +83,11 @@ class Views:
             raise NotThere(f"There is no store called {name[:40]} here.") from None
 
     async def warm(self) -> None:
-        """Read the last hour, so that the first page need not wait for it."""
-        for watched in self.watched.values():
-            with suppress(SemelError):  # the page says so
-                await watched.minutes(start_of_hour(time.time()))
+        """Ask what the first page asks, so that nobody waits for connections and for the last hour."""
+        with suppress(SemelError):  # the page says so
+            await self.overview(Access(), {})
+            for watched in self.watched.values():
+                await watched.wait_for_hour()
 
     # -- the first page
 
@@ -95,13 +96,13 @@ class Views:
         now = time.time()
         since = start_of_hour(now)
         parts = await self._of_each(lambda watched: self._part(watched, since))
-        counted = [(name, minute) for name, part in parts.items() for minute in part["minutes"]]
-        view = summarize(counted, now)
+        view = summarize(((name, tally) for name, part in parts.items() for tally in part["hour"]), now)
         troubled = {name: part["trouble"] for name, part in parts.items()}
-        listed = [part["attention"] for part in parts.values() if part["attention"] is not None]
-        states = Counter(record.state for listing in listed for record in listing.records)
-        view["totals"]["in_doubt"] = states[State.UNKNOWN]
-        view["totals"]["stuck"] = states[State.ABANDONED] + states[State.RUNNING]
+        states = Counter(record.state for part in parts.values() for record in part["attention"].records)
+        blind = self._blind(parts)
+        in_doubt, stuck = states[State.UNKNOWN], states[State.ABANDONED] + states[State.RUNNING]
+        unknown = None if len(blind) == len(parts) else 0
+        view["totals"] |= {"in_doubt": in_doubt or unknown, "stuck": stuck or unknown}
         return {
             **view,
             "page": "overview",
@@ -109,45 +110,58 @@ class Views:
             "since": instant(since),
             "history": any(part["history"] for part in parts.values()),
             "reading": any(watched.reading for watched in self.watched.values()),
-            "sampled": [] if counted else _sampled(parts),
-            "looked_at": LOOK if any(listing.after for listing in listed) else None,
+            "sampled": _sampled(parts),
+            "looked_at": _looked_at(parts),
+            "blind": blind,
             "stores": [_store(name, part) for name, part in parts.items()],
             "trouble": _trouble(troubled)[:8],
         }
 
-    async def _part(self, watched: WatchedStore, since: float) -> View:
+    async def _part(self, watched: WatchedStore, since: int) -> View:
         """What the first page needs from one store."""
-        minutes, trouble, attention, measured = await asyncio.gather(
-            watched.minutes(since),
+        hour, trouble, attention, measured = await asyncio.gather(
+            watched.hour(since),
             watched.recent(20, TROUBLE),
             self._attention(watched),
             _maybe(watched.lists, watched.measure),
         )
-        sample = None
-        if not minutes and watched.lists:
-            sample = await watched.list(limit=LOOK)
+        history = any(tally.routes for tally in hour)
+        sample = await watched.list(limit=LOOK) if watched.lists and not history else None
         return {
-            "minutes": minutes, "trouble": trouble, "attention": attention, "size": measured, "sample": sample,
-            "history": watched.trail is not None and bool(minutes), "error": None,
+            "hour": hour, "trouble": trouble, "attention": attention, "size": measured, "sample": sample,
+            "history": history, "error": None,
         }  # fmt: skip
 
-    async def _attention(self, watched: WatchedStore) -> Listing | None:
-        """The newest records that are in doubt, abandoned, or running for too long."""
-        if not watched.lists:
-            return None
-        doubtful, slow = await asyncio.gather(
-            watched.list((State.UNKNOWN, State.ABANDONED), limit=1000),
-            watched.list((State.RUNNING,), older=self._too_long, limit=1000),
-        )
-        return Listing(doubtful.records + slow.records, doubtful.after or slow.after, doubtful.looked_at)
+    async def _attention(self, watched: WatchedStore) -> Listing:
+        """The records that are in doubt, abandoned, or running for too long: among the newest, and those of which the
+        history says that they were in doubt.
+        """
+        listing = Listing((), None, 0)
+        if watched.lists:
+            listing = await watched.list((State.UNKNOWN, State.ABANDONED, State.RUNNING), limit=LOOK)
+        known = {record.id for record in listing.records}
+        told = await watched.recent(100, ("went_unknown", "recovery_given_up"))
+        older = await asyncio.gather(*map(watched.lookup, {moment.id for moment in told} - known))
+        return Listing(
+            tuple(record for record in (*listing.records, *older) if record is not None and self._is_stuck(record)),
+            listing.after, listing.looked_at,
+        )  # fmt: skip
 
-    async def _of_each(self, ask: Any) -> dict[str, View]:
+    def _blind(self, parts: dict[str, View]) -> list[str]:
+        """The stores of which nobody can say that nothing is stuck: they do not answer, or cannot list."""
+        return [name for name, part in parts.items() if part["error"] or not self.watched[name].lists]
+
+    def _is_stuck(self, record: Record) -> bool:
+        if record.state is State.RUNNING:
+            return record.age >= self._too_long
+        return record.state in (State.UNKNOWN, State.ABANDONED)
+
+    async def _of_each(self, ask: Callable[[WatchedStore], Awaitable[View]]) -> dict[str, View]:
         """Ask all stores at once. A store that does not answer must not hide the others."""
 
         async def one(watched: WatchedStore) -> View:
             try:
-                found: View = await ask(watched)
-                return found
+                return await ask(watched)
             except StoreError as error:
                 return {**_NOTHING, "error": str(error)}
 
@@ -198,36 +212,45 @@ class Views:
         if not key:
             raise BadQuery("write the key as the client sent it, or the 32 digits of an identity")
         wanted = self.watched.values() if not field(query, "store", 40) else [self.find(field(query, "store", 40))]
+        failed: StoreError | None = None
         for watched in wanted:
-            if len(key) == 32 and not set(key.lower()) - set("0123456789abcdef"):
-                id = bytes.fromhex(key)
-                if await watched.lookup(id) is not None or await watched.story(id):
-                    return watched.name, id.hex()
-            names = [operation]
-            if not operation:
-                listing = await watched.list(limit=LOOK) if watched.lists else Listing((), None, 0)
-                names = await self._known_operations(watched, listing)
             try:
-                tries = (watched.guard.lookup(name, key, tenant=tenant or None) for name in names)
-                records = await asyncio.gather(*tries)
-            except StoreError:
-                raise
-            except SemelError as error:
-                raise BadQuery(str(error)) from None
-            for record in records:
-                if record is not None:
-                    return watched.name, record.id.hex()
+                id = await self._find_in(watched, key, operation, tenant)
+            except StoreError as error:
+                failed = failed or error
+            else:
+                if id is not None:
+                    return watched.name, id.hex()
+        if failed is not None:  # it may be there
+            raise failed
         return None
+
+    async def _find_in(self, watched: WatchedStore, key: str, operation: str, tenant: str) -> bytes | None:
+        if len(key) == 32 and not set(key.lower()) - set("0123456789abcdef"):
+            id = bytes.fromhex(key)
+            if await watched.lookup(id) is not None or await watched.story(id):
+                return id
+        names = [operation]
+        if not operation:
+            listing = await watched.list(limit=LOOK) if watched.lists else Listing((), None, 0)
+            names = await self._known_operations(watched, listing)
+        try:
+            records = await asyncio.gather(*(watched.guard.lookup(name, key, tenant=tenant or None) for name in names))
+        except StoreError:
+            raise
+        except SemelError as error:
+            raise BadQuery(str(error)) from None
+        return next((record.id for record in records if record is not None), None)
 
     async def record(self, access: Access, store: str, id: bytes) -> View:
         """The story of one key."""
         watched = self.find(store)
-        record, found = await asyncio.gather(watched.lookup(id), self._chain(id))
+        record, (found, silent) = await asyncio.gather(watched.lookup(id), self._chain(id))
         if record is None and not found:
             raise NotThere("There is no record with this identity. It was released, or it has expired.")
         state = State.ABSENT if record is None else record.state
         if record is not None:
-            found = with_lost_attempt(found, watched.name, id, time.time() - record.age, record.attempt)
+            found = with_lost_attempt(found, watched.name, record, time.time())
         hop_list = hops(found, id)
         return {
             "page": "record",
@@ -241,35 +264,38 @@ class Views:
             "timeline": timeline(found, id),
             "hops": hop_list if len(hop_list) > 1 else [],
             "history": watched.trail is not None,
+            "silent": silent,
             "ways": [_way(way) for way in ways_out(state)],
             "may_act": access.act,
         }
 
-    async def _chain(self, id: bytes) -> list[tuple[str, Moment]]:
-        """All moments of the chain of a record, from all stores, by time. The history may be in another one."""
-        everywhere = list(self.watched.values())
-        stories = await asyncio.gather(*(each.story(id) for each in everywhere))
-        found = [(each.name, moment) for each, story in zip(everywhere, stories, strict=True) for moment in story]
+    async def _chain(self, id: bytes) -> tuple[list[tuple[str, Moment]], list[str]]:
+        """All moments of the chain of a record, from all stores, by time, and the stores that do not answer.
+
+        The history may be in another store than the record.
+        """
+        found, silent = await self._moments(lambda watched: watched.story(id))
         root = next((moment.root for _, moment in found if moment.root), b"")
-        if root and len(everywhere) > 1:
-            chains = await asyncio.gather(*(each.lineage(root) for each in everywhere))
-            found += [(each.name, moment) for each, chain in zip(everywhere, chains, strict=True) for moment in chain]
+        if root and len(self.watched) > 1:
+            found += (await self._moments(lambda watched: watched.lineage(root)))[0]
         unique = {moment.number: (name, moment) for name, moment in found}
-        return sorted(unique.values(), key=lambda pair: (pair[1].at, pair[1].number))
+        return sorted(unique.values(), key=lambda pair: (pair[1].at, pair[1].number)), silent
+
+    async def _moments(
+        self, ask: Callable[[WatchedStore], Awaitable[Any]]
+    ) -> tuple[list[tuple[str, Moment]], list[str]]:
+        async def one(watched: WatchedStore) -> View:
+            return {**_NOTHING, "moments": await ask(watched)}
+
+        parts = await self._of_each(one)
+        found = [(name, moment) for name, part in parts.items() for moment in part.get("moments", ())]
+        return found, [name for name, part in parts.items() if part["error"]]
 
     async def stuck(self, access: Access, query: Mapping[str, str]) -> View:
         """What does not go on by itself: why, and the way out."""
 
         async def one(watched: WatchedStore) -> View:
-            found = await self._attention(watched)
-            records = {} if found is None else {record.id: record for record in found.records}
-            # A record that is in doubt may be older than those that were looked at: the history knows it too.
-            moments = await watched.recent(100, ("went_unknown", "recovery_given_up"))
-            for id in dict.fromkeys(moment.id for moment in moments if moment.id not in records):
-                record = await watched.lookup(id)
-                if record is not None and record.state in (State.UNKNOWN, State.ABANDONED):
-                    records[id] = record
-            return {**_NOTHING, "records": list(records.values()), "more": bool(found and found.after)}
+            return {**_NOTHING, "attention": await self._attention(watched)}
 
         parts = await self._of_each(one)
         groups = []
@@ -281,7 +307,7 @@ class Views:
             rows = [
                 show_record(self.watched[name], record, access)
                 for name, part in parts.items()
-                for record in part.get("records", ())
+                for record in part["attention"].records
                 if record.state is state
             ]
             rows.sort(key=lambda row: -row["age"])
@@ -294,8 +320,8 @@ class Views:
             "groups": groups,
             "too_long": self._too_long,
             "count": sum(group["count"] for group in groups),
-            "looked_at": LOOK if any(part.get("more") for part in parts.values()) else None,
-            "unlisted": [watched.name for watched in self.watched.values() if not watched.lists],
+            "looked_at": _looked_at(parts),
+            "blind": self._blind(parts),
             "errors": _errors(parts),
         }
 
@@ -354,7 +380,7 @@ class Views:
             raise NotThere(f"{watched.name} has no dead letters: they are in SQL databases.")
         filter = letter_filter(query)
         after = field(query, "after", 20)
-        if after and not (after.isascii() and after.isdigit()):
+        if after and not (after.isascii() and after.isdigit() and len(after) < 19):
             raise BadQuery("after is the position of the last letter of the page before")
         found, count = await asyncio.gather(
             watched.letters(filter, int(after or 0), PAGE), watched.count_letters(filter)
@@ -391,10 +417,8 @@ class Views:
         """How long the window must be, and the room that it takes, from what the store holds now."""
         watched = self.find(field(query, "store", 40))
         now = time.time()
-        measured, minutes = await asyncio.gather(
-            _maybe(watched.lists, watched.measure), watched.minutes(start_of_hour(now))
-        )
-        rate_now = first_runs_per_second(minutes, now)
+        measured, hour = await asyncio.gather(_maybe(watched.lists, watched.measure), watched.hour(start_of_hour(now)))
+        rate_now = new_keys_per_second(hour, now)
         bytes_now = None
         if measured is not None and measured.records and measured.bytes:
             bytes_now = measured.bytes / measured.records
@@ -436,12 +460,18 @@ class Views:
 
 
 _NOTHING: Final[View] = {
-    "minutes": (), "trouble": (), "attention": None, "size": None, "sample": None, "history": False, "error": None,
+    "hour": (), "trouble": (), "attention": Listing((), None, 0), "size": None, "sample": None, "history": False,
+    "error": None,
 }  # fmt: skip
 
 
 async def _maybe(able: bool, ask: Any) -> Any:
     return await ask() if able else None
+
+
+def _looked_at(parts: dict[str, View]) -> int | None:
+    """How many records of each store were looked at for what is stuck; None if all were."""
+    return LOOK if any(part["attention"].after for part in parts.values()) else None
 
 
 def _errors(parts: dict[str, View]) -> list[View]:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
+from semel.console.figures import HourCounts
 from semel.core.lineage import read_label
 from semel.core.messaging.messages import (
     CountLetters,
@@ -24,6 +25,7 @@ from semel.core.messaging.messages import (
 )
 from semel.core.ops import Listing, ListRecords, Lookup, Measure, Op, Record, Size
 from semel.core.states import State
+from semel.core.trail.minutes import MINUTE
 from semel.engine.aio import AsyncGuard
 from semel.engine.sync import SyncGuard
 from semel.errors import ConfigurationError, MissingDependency, SemelError, StoreUnavailable
@@ -42,14 +44,12 @@ LOOK: Final = 5000
 """Records that a store looks at for one page."""
 FRESH: Final = 1.0
 """Seconds for which an answer is used again: ten people who look at one page cost as much as one."""
-SLICE: Final = 120
-"""Seconds of history that are read together ..."""
-SETTLED: Final = 180.0
-"""... and after so many seconds are kept: a writer is seldom later ..."""
+SETTLED: Final = 60
+"""Seconds after its end until a minute is kept, and not read for every page: its writers are seldom later."""
 AT_ONCE: Final = 5
-"""Slices that a page waits for."""
-KEPT: Final = 600.0
-"""... for at least so many seconds."""
+"""Minutes that a page waits for."""
+KEPT: Final = 600
+"""Seconds for which a minute is kept at most."""
 STORY: Final = 500
 """Moments of one chain on a page."""
 
@@ -63,7 +63,8 @@ class WatchedStore:
         self._secret = secret
         self._watched = watched
         self._opened: SyncGuard | AsyncGuard | None = None
-        self._slices: dict[int, tuple[float, tuple[Minute, ...]]] = {}
+        self._minutes: dict[int, tuple[float, HourCounts]] = {}
+        self._settled = HourCounts()
         self._reading: asyncio.Future[None] | None = None
         self._answers: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
 
@@ -139,36 +140,49 @@ class WatchedStore:
         record = await self.ask(Lookup(id))
         return None if record is None else read_label(record)
 
-    async def minutes(self, since: float) -> tuple[Minute, ...]:
-        """Return the counts of each minute; nothing if there is no history.
+    async def hour(self, since: int) -> tuple[HourCounts, HourCounts]:
+        """Return what was counted since that minute: in minutes that are over, and in the newest; nothing if there is
+        no history.
 
-        Minutes that are over hardly change, so only the newest are read each time, and the others now and then.
+        A minute that is over hardly changes. It is read again now and then, the more seldom the older it is.
         """
         reader = self.trail
         if reader is None:
-            return ()
+            return HourCounts(), HourCounts()
         now = time.time()
-        first, newest = int(since) // SLICE, int(now - SETTLED) // SLICE
-        for old in [at for at in self._slices if at < first]:
-            del self._slices[old]
-        missing = [at for at in range(first, newest) if at not in self._slices]
-        expired = next((at for at, (until, _) in self._slices.items() if until < now), None)
+        newest = self._newest(now)
+        for old in [at for at in self._minutes if at < since]:
+            self._keep(old, None)
+        missing = [at for at in range(since, newest, MINUTE) if at not in self._minutes]
+        expired = [at for at, (until, _) in self._minutes.items() if until < now]
         if missing:
             await self._read_some(reader, missing[-AT_ONCE:])
             if len(missing) > AT_ONCE and not self.reading:
                 self._reading = asyncio.ensure_future(self._read_rest(reader, missing[:-AT_ONCE]))
-        elif expired is not None:
-            await self._read_some(reader, [expired])
-        recent: tuple[Minute, ...] = await self._fresh(
-            ("minutes", newest), lambda: self._in_time(reader.minutes(newest * SLICE))
-        )
-        settled = (minute for at in sorted(self._slices) for minute in self._slices[at][1])
-        return (*(minute for minute in settled if minute.at >= since), *recent)
+        elif expired:
+            await self._read_some(reader, [max(expired)])
+        return self._settled, await self._recent_minutes(reader, newest)
+
+    def _newest(self, now: float) -> int:
+        """The first of the minutes that are read for every page."""
+        return int(now - SETTLED) // MINUTE * MINUTE
+
+    async def _recent_minutes(self, reader: AsyncTrailReader, newest: int) -> HourCounts:
+        async def read() -> HourCounts:
+            return HourCounts(await self._in_time(reader.minutes(newest)))
+
+        found: HourCounts = await self._fresh(("minutes", newest), read)
+        return found
 
     @property
     def reading(self) -> bool:
         """Whether older minutes are still being read."""
         return self._reading is not None and not self._reading.done()
+
+    async def wait_for_hour(self) -> None:
+        """Wait until they are read."""
+        if self._reading is not None:
+            await self._reading
 
     async def _read_rest(self, reader: AsyncTrailReader, missing: Sequence[int]) -> None:
         """Read the older minutes little by little: no page waits for them."""
@@ -176,29 +190,34 @@ class WatchedStore:
             for end in range(len(missing), 0, -AT_ONCE):
                 await self._read_some(reader, missing[max(0, end - AT_ONCE) : end])
 
-    async def _read_some(self, reader: AsyncTrailReader, slices: Sequence[int]) -> None:
-        first, end = slices[0], slices[-1] + 1
-        await self._fresh(("slices", first, end), lambda: self._read_slices(reader, first, end))
+    async def _read_some(self, reader: AsyncTrailReader, minutes: Sequence[int]) -> None:
+        first, end = minutes[0], minutes[-1] + MINUTE
+        await self._fresh(("hour", first, end), lambda: self._read_minutes(reader, first, end))
 
-    async def _read_slices(self, reader: AsyncTrailReader, first: int, end: int) -> None:
-        found = await self._in_time(reader.minutes(first * SLICE, end * SLICE))
-        slices: dict[int, list[Minute]] = {at: [] for at in range(first, end)}
-        for minute in found:
-            slices[minute.at // SLICE].append(minute)
-        now = time.time()
-        for at, minutes in slices.items():  # at different times, so that no page has to read all of them again
-            self._slices[at] = (now + KEPT * (1 + at % 10 / 10), tuple(minutes))
+    async def _read_minutes(self, reader: AsyncTrailReader, first: int, end: int) -> None:
+        found: dict[int, list[Minute]] = {at: [] for at in range(first, end, MINUTE)}
+        for minute in await self._in_time(reader.minutes(first, end)):
+            found[minute.at].append(minute)
+        for at, minutes in found.items():
+            self._keep(at, HourCounts(minutes))
+
+    def _keep(self, at: int, tally: HourCounts | None) -> None:
+        """Keep a minute instead of what was known of it, or drop it."""
+        known = self._minutes.pop(at, None)
+        if known is not None:
+            self._settled.remove(known[1])
+        if tally is not None:
+            self._settled.add(tally)
+            now = time.time()
+            self._minutes[at] = (now + min(KEPT, (now - at) / 4), tally)
 
     async def recent_routes(self) -> set[str]:
         """Return the routes of the last minutes."""
         reader = self.trail
         if reader is None:
             return set()
-        since = int(time.time() - SETTLED) // SLICE * SLICE
-        found: tuple[Minute, ...] = await self._fresh(
-            ("minutes", since // SLICE), lambda: self._in_time(reader.minutes(since))
-        )
-        return {minute.route for minute in found if minute.route}
+        found = await self._recent_minutes(reader, self._newest(time.time()))
+        return {route for route in found.routes if route}
 
     async def story(self, id: bytes) -> tuple[Moment, ...]:
         """Return the moments of the chain to which a record belongs."""

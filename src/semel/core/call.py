@@ -246,7 +246,7 @@ class Call:
                 root, parent = lineage.root, lineage.parent
             route = self.route or self.operation
             self.hook(events.Started(
-                self.operation, self.tenant, self.key, 1, token, root, parent, elapsed, route=route, id=self.id
+                self.operation, self.tenant, self.key, 1, token, root, parent, elapsed, route, self.id
             ))  # fmt: skip
 
     def tell_completion(self, attempt: int, op: Complete) -> None:
@@ -255,7 +255,7 @@ class Call:
             elapsed, size = self.clock() - self.began - self.waited, len(op.snapshot)
             route, stored = self.route or self.operation, elapsed - self.sent
             self.hook(events.Completed(
-                self.operation, self.tenant, self.key, attempt, size, elapsed, stored, route=route, id=self.id
+                self.operation, self.tenant, self.key, attempt, size, elapsed, stored, route, self.id
             ))  # fmt: skip
 
     def tell_replay(self, record: Record) -> None:
@@ -264,8 +264,7 @@ class Call:
             route, seconds = self.route or self.operation, self.clock() - self.began
             trace = "" if self.trace is None else format_trace(self.codec.open_trace(record.snapshot or b"", self.id))
             self.hook(events.Replayed(
-                self.operation, self.tenant, self.key, record.age, record.attempt, seconds, trace, route=route,
-                id=self.id,
+                self.operation, self.tenant, self.key, record.age, record.attempt, seconds, trace, route, self.id
             ))  # fmt: skip
 
     def elapsed(self) -> float:

@@ -109,7 +109,7 @@ class _Session:
         self._args = args
         self._stopping = stopping
         self._stream = sys.stderr if args.json else sys.stdout
-        self._told = False
+        self._announced_end = False
         self.screen = Screen(self._stream)
         self.total = StormVerdict()
         self.storms = 0
@@ -134,8 +134,8 @@ class _Session:
         def show(view: View) -> None:
             if tend is not None:
                 tend()
-            if self._stopping.is_set() and not self._told:
-                self._told = True
+            if self._stopping.is_set() and not self._announced_end:
+                self._announced_end = True
                 self.screen.say(
                     "stopping: what was started is finished first, then the verdict; Ctrl-C ends it at once"
                 )

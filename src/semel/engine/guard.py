@@ -319,7 +319,7 @@ class Guard:
             raise PolicyError(f'stored= is "failure" or "any", not {stored!r}')
         if record is None or record.state is not State.DONE:
             return None
-        kind = _outcome_kind(self.codec, record)
+        kind = outcome_kind(self.codec, record)
         if stored == "failure" and kind != "failure":
             what = "its stored outcome cannot be read" if kind == "unreadable" else "what is stored is a result"
             raise NotResolvable(
@@ -339,7 +339,9 @@ class Guard:
         elif outcome is not None:
             raise NotResolvable(f"{call}: somebody else has just released it, or it has expired. Look it up again")
         elif found is State.RUNNING:
-            raise NotResolvable(f"{call} is running; wait for its lease to end, or release(force=True)")
+            raise NotResolvable(
+                f"{call} is running; wait for its lease to end, or release(force=True) (on the command line: --force)"
+            )
         elif found is State.DONE:
             raise NotResolvable(
                 f"{call} is done, so its outcome stays until it expires. To release a stored failure, write "
@@ -368,7 +370,7 @@ class Guard:
         return known
 
 
-def _outcome_kind(codec: Codec, record: Record) -> str:
+def outcome_kind(codec: Codec, record: Record) -> str:
     """Return what the record of a finished operation holds: a failure, a result, or something unreadable."""
     try:
         snapshot = codec.open(record.snapshot or b"", record.id)

@@ -9,19 +9,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any, ClassVar, Final, TypeAlias
 
 from semel.errors import ConfigurationError
 
-T = TypeVar("T")
 DEBUG: Final = 10
 INFO: Final = 20
 WARNING: Final = 30
 ERROR: Final = 40
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Event:
     """The base of all events. ``level`` is a level of the standard library's logging."""
 
@@ -40,29 +40,16 @@ class Event:
 
     def __init_subclass__(cls, level: int | None = None) -> None:
         cls.name = re.sub("(?<=.)([A-Z])", r"_\1", cls.__name__.removesuffix("Event")).lower()
-        if level is not None:  # slots=True makes the class again, without the arguments; the level is in its dict then
+        if level is not None:
             cls.level = level
 
 
-def _quick(cls: type[T]) -> type[T]:
-    """Make the constructor of an event of nearly every call faster: it sets the fields by the descriptors of the slots.
-
-    That of a frozen dataclass calls ``object.__setattr__``, which finds each by its name, and takes twice as long.
-    """
-    every = fields(cls)  # type: ignore[arg-type]
-    known: dict[str, Any] = {f"set_{each.name}": getattr(cls, each.name).__set__ for each in every}
-    known |= {f"default_{each.name}": each.default for each in every}
-    texts = {each: each.name + ("" if each.default is MISSING else f"=default_{each.name}") for each in every}
-    head = ["self", *(texts[each] for each in every if not each.kw_only), "*"]
-    head += [texts[each] for each in every if each.kw_only]
-    lines = [f"def __init__({', '.join(head)}):", *(f" set_{each.name}(self, {each.name})" for each in every)]
-    exec("\n".join(lines), known)
-    cls.__init__ = known["__init__"]  # type: ignore[method-assign]
-    return cls
+_set_fields: Final = Event.__dict__["__dict__"].__set__
+"""Sets all fields of an event at once. The constructor of a frozen dataclass sets one after the other, and takes twice
+as long, so the events of nearly every call have one of their own."""
 
 
-@_quick
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, init=False)
 class Started(Event):
     """The claim was won and the handler is about to run."""
 
@@ -75,8 +62,17 @@ class Started(Event):
     seconds: float = 0.0
     """How long the claim took."""
 
+    def __init__(
+        self, operation: str, tenant: str, key: str, attempt: int, token: int, root: str = "", parent: str = "",
+        seconds: float = 0.0, route: str = "", id: bytes = b"",
+    ) -> None:  # fmt: skip
+        _set_fields(self, {
+            "operation": operation, "tenant": tenant, "key": key, "attempt": attempt, "token": token, "root": root,
+            "parent": parent, "seconds": seconds, "route": route, "id": id,
+        })  # fmt: skip
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class TakenOver(Event, level=WARNING):
     """An abandoned attempt was taken over. The handler or the recover hook is about to run."""
 
@@ -84,8 +80,7 @@ class TakenOver(Event, level=WARNING):
     token: int
 
 
-@_quick
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, init=False)
 class Completed(Event):
     """The handler returned and its result is stored."""
 
@@ -97,8 +92,17 @@ class Completed(Event):
     store_seconds: float = 0.0
     """How long it took to store the result."""
 
+    def __init__(
+        self, operation: str, tenant: str, key: str, attempt: int, size: int, seconds: float = 0.0,
+        store_seconds: float = 0.0, route: str = "", id: bytes = b"",
+    ) -> None:  # fmt: skip
+        _set_fields(self, {
+            "operation": operation, "tenant": tenant, "key": key, "attempt": attempt, "size": size,
+            "seconds": seconds, "store_seconds": store_seconds, "route": route, "id": id,
+        })  # fmt: skip
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Prepared(Event):
     """The handler returned and its result is written in the caller's transaction. It is stored when that commits."""
 
@@ -109,7 +113,7 @@ class Prepared(Event):
     """From the claim to the written result."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Conflicted(Event, level=INFO):
     """A transaction conflicted with another one and was rolled back. It is run again, unless its tries are used up or
     the guarantee forbids it."""
@@ -119,7 +123,7 @@ class Conflicted(Event, level=INFO):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FailureRemembered(Event):
     """The handler raised an exception that the policy remembers, and it is stored."""
 
@@ -129,14 +133,14 @@ class FailureRemembered(Event):
     """From the claim to the stored exception."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecoveredEvent(Event, level=INFO):
     """The recover hook found out what an abandoned attempt did."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Released(Event, level=INFO):
     """The handler raised. The key is free again; an operation with finished steps resumes after them."""
 
@@ -147,8 +151,7 @@ class Released(Event, level=INFO):
     """From the claim to the release."""
 
 
-@_quick
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, init=False)
 class Replayed(Event, level=INFO):
     """A duplicate was answered with the stored outcome."""
 
@@ -160,34 +163,43 @@ class Replayed(Event, level=INFO):
     trace: str = ""
     """The ``traceparent`` of the request whose outcome it is, if a hook follows traces."""
 
+    def __init__(
+        self, operation: str, tenant: str, key: str, age: float, attempt: int, seconds: float = 0.0, trace: str = "",
+        route: str = "", id: bytes = b"",
+    ) -> None:  # fmt: skip
+        _set_fields(self, {
+            "operation": operation, "tenant": tenant, "key": key, "age": age, "attempt": attempt, "seconds": seconds,
+            "trace": trace, "route": route, "id": id,
+        })  # fmt: skip
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Waited(Event):
     """A duplicate waited for the first call."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TurnedAway(Event, level=INFO):
     """A duplicate was refused because the first call still runs."""
 
     retry_after: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mismatched(Event, level=WARNING):
     """A request was refused because its key belongs to a different request."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WentUnknown(Event, level=ERROR):
     """A call found an operation whose outcome is unknown."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LeaseLostEvent(Event, level=ERROR):
     """An attempt lost its lease to another owner, and its outcome was refused."""
 
@@ -195,35 +207,35 @@ class LeaseLostEvent(Event, level=ERROR):
     token: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Renewed(Event):
     """The lease of a running handler was renewed."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RenewalFailed(Event, level=WARNING):
     """A lease could not be renewed. The renewal is retried before the lease ends."""
 
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepSaved(Event):
     """A step or a captured value was stored."""
 
     step: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepReplayed(Event):
     """A step was not run again, because an earlier attempt has done it: its stored result was used."""
 
     step: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UndoFailed(Event, level=ERROR):
     """A step of a failed operation could not be undone at this try."""
 
@@ -231,14 +243,14 @@ class UndoFailed(Event, level=ERROR):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ResultDropped(Event, level=ERROR):
     """The operation is remembered as done, but its result could not be stored."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Unstored(Event, level=ERROR):
     """The handler ended, but its outcome could not be stored. Semel goes on trying in the background."""
 
@@ -246,7 +258,7 @@ class Unstored(Event, level=ERROR):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoreFailed(Event, level=ERROR):
     """The store failed at this Op. The policy decides what happens next."""
 
@@ -254,32 +266,32 @@ class StoreFailed(Event, level=ERROR):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Unprotected(Event, level=ERROR):
     """The store was down and the policy is ``on_store_error="open"``: the handler runs without a record."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Unkeyed(Event, level=INFO):
     """A request was sent without its optional key: the handler runs without a record."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KeyMissingEvent(Event, level=INFO):
     """An HTTP request was refused because it has no key. ``key`` is empty."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KeyInvalidEvent(Event, level=INFO):
     """An HTTP request was refused because its key is malformed. ``key`` is empty."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BodyTooLargeEvent(Event, level=INFO):
     """An HTTP request was refused because its body is longer than ``max_request_body``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PreconditionRefused(Event, level=INFO):
     """An HTTP request was refused because of its If-Match or If-None-Match."""
 
@@ -287,7 +299,7 @@ class PreconditionRefused(Event, level=INFO):
     """412 if the resource has changed, 428 if the header is missing, 400 if it is malformed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BodyOmitted(Event, level=WARNING):
     """An HTTP answer is longer than ``max_stored_body``, or is a file that the server sends, so it is stored without
     its body. The client gets all of it, and a replay only its status and headers."""
@@ -296,7 +308,7 @@ class BodyOmitted(Event, level=WARNING):
     """The ``max_stored_body`` of the route, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Expired(Event, level=WARNING):
     """A request was refused because the answer of its key has expired."""
 
@@ -304,7 +316,7 @@ class Expired(Event, level=WARNING):
     """Seconds since the first attempt."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OverQuota(Event, level=WARNING):
     """A new key was refused because its tenant holds as many live keys as its quota allows."""
 
@@ -312,14 +324,14 @@ class OverQuota(Event, level=WARNING):
     """How many live keys the tenant holds, counted up to the quota."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resolved(Event, level=INFO):
     """An operation in doubt was settled by ``resolve()`` or ``release()``."""
 
     happened: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OutcomeReleased(Event, level=WARNING):
     """The stored outcome of a finished operation was dropped by ``release(stored=…)``: the next call runs it again."""
 
@@ -329,7 +341,7 @@ class OutcomeReleased(Event, level=WARNING):
     """The token of the record that was dropped."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SweptEvent(Event):
     """A sweep removed expired records. ``operation``, ``tenant`` and ``key`` are empty."""
 
@@ -337,7 +349,7 @@ class SweptEvent(Event):
     unknown: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CacheLost(Event, level=WARNING):
     """The cache of a tiered store does not answer, so the primary is used instead. ``operation``, ``tenant`` and
     ``key`` are empty. Passed to the store's own hook.
@@ -346,12 +358,12 @@ class CacheLost(Event, level=WARNING):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CacheBack(Event, level=INFO):
     """The cache of a tiered store answers again. ``operation``, ``tenant`` and ``key`` are empty."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecoveryFailed(Event, level=WARNING):
     """A resumer could not resume an abandoned operation. It tries again later."""
 
@@ -359,14 +371,14 @@ class RecoveryFailed(Event, level=WARNING):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecoveryGivenUp(Event, level=ERROR):
     """An abandoned operation has used up its tries, so resumers ignore it. Each resumer reports it once."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Emitted(Event):
     """A message was added to the outbox. It is sent if the transaction commits. ``operation``, ``tenant`` and ``key``
     are those of the operation that added it; without one, the type and the id of the message."""
@@ -378,7 +390,7 @@ class Emitted(Event):
     type: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Published(Event):
     """A relay has sent a batch of messages, and they are gone from the outbox. ``operation``, ``tenant`` and ``key``
     are empty."""
@@ -386,7 +398,7 @@ class Published(Event):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PublishFailed(Event, level=WARNING):
     """A message could not be sent, and is tried again later. ``operation`` is its type, and ``key`` its id."""
 
@@ -396,7 +408,7 @@ class PublishFailed(Event, level=WARNING):
     """How many attempts have begun."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PublishGivenUp(Event, level=ERROR):
     """A message could not be sent, and is in the dead letters now. ``operation`` is its type, and ``key`` its id."""
 
@@ -405,7 +417,7 @@ class PublishGivenUp(Event, level=ERROR):
     starts: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StreamBlocked(Event, level=ERROR):
     """A message cannot be sent, and the later ones of its stream wait for it. The relay goes on trying. Each relay
     reports it once."""
@@ -415,7 +427,7 @@ class StreamBlocked(Event, level=ERROR):
     starts: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BrokerLost(Event, level=ERROR):
     """The broker cannot be reached, or only this destination, if one is named. The relay waits, and counts no attempt.
     ``operation``, ``tenant`` and ``key`` are empty."""
@@ -424,7 +436,7 @@ class BrokerLost(Event, level=ERROR):
     destination: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BrokerBack(Event, level=INFO):
     """The broker takes messages again, or only this destination, if one is named. ``operation``, ``tenant`` and ``key``
     are empty."""
@@ -432,7 +444,7 @@ class BrokerBack(Event, level=INFO):
     destination: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RelayLate(Event, level=WARNING):
     """A relay was slower than its lease, so another one may have taken its lanes. What it has sent is sent again.
     ``operation``, ``tenant`` and ``key`` are empty."""
@@ -441,7 +453,7 @@ class RelayLate(Event, level=WARNING):
     """How many messages it had sent."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlotLag(Event, level=WARNING):
     """The database keeps much of its own log for the outbox, because the relay is behind or a transaction is open for
     long. In the end its disk is full. ``operation``, ``tenant`` and ``key`` are empty."""
@@ -450,7 +462,7 @@ class SlotLag(Event, level=WARNING):
     """How many bytes it keeps."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AppliedEvent(Event):
     """A consumer has applied a message. ``operation`` is its type, or the consumer if ``inbox.process`` applied it, and
     ``key`` its id."""
@@ -464,7 +476,7 @@ class AppliedEvent(Event):
     """The key of the operation that sent it, likewise."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Skipped(Event, level=INFO):
     """A message was delivered again, and was not applied again. ``operation`` is its type, and ``key`` its id."""
 
@@ -474,7 +486,7 @@ class Skipped(Event, level=INFO):
     parent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ApplyFailed(Event, level=WARNING):
     """The handler of a message failed, and the message is delivered again later. ``operation`` is its type, and ``key``
     its id."""
@@ -485,7 +497,7 @@ class ApplyFailed(Event, level=WARNING):
     """How many attempts have begun."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ApplyGivenUp(Event, level=ERROR):
     """A message could not be applied, and is in the dead letters now. ``operation`` is its type, and ``key`` its id."""
 
@@ -494,7 +506,7 @@ class ApplyGivenUp(Event, level=ERROR):
     starts: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StreamGap(Event, level=WARNING):
     """A message was applied although messages of its stream that come before it were not. ``operation`` is its type,
     and ``key`` its id."""
@@ -504,7 +516,7 @@ class StreamGap(Event, level=WARNING):
     """How many messages."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConsumerInterrupted(Event, level=ERROR):
     """A consumer cannot reach its broker or its database. It tries again, and counts no attempt. ``operation``,
     ``tenant`` and ``key`` are empty."""
@@ -512,7 +524,7 @@ class ConsumerInterrupted(Event, level=ERROR):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CallRetried(Event, level=INFO):
     """A client sends its request again. ``operation`` is the method and the URL without its query, and ``route`` the
     method and the server."""
@@ -524,7 +536,7 @@ class CallRetried(Event, level=INFO):
     """Seconds until it is sent again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CallResumed(Event, level=INFO):
     """A client sends a request again that an earlier call has left in the journal. ``operation`` and ``route`` as in
     ``CallRetried``."""
@@ -533,7 +545,7 @@ class CallResumed(Event, level=INFO):
     """Seconds since its key was first used."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CallEnded(Event):
     """A client knows the outcome of its call. ``operation`` and ``route`` as in ``CallRetried``."""
 
@@ -545,7 +557,7 @@ class CallEnded(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CallUnknown(Event, level=ERROR):
     """A client has given up, and its request may have been executed. ``operation`` and ``route`` as in
     ``CallRetried``."""
@@ -615,7 +627,10 @@ def call_hooks(hooks: tuple[EventHook, ...], logger: str) -> EventHook | None:
     """
     if not hooks:
         return None
+    first: Any
     first, *others = hooks
+    if isinstance(first.__call__, MethodType):  # it is called faster than the object
+        first = first.__call__
 
     def call(event: Event) -> None:
         try:

@@ -5,20 +5,23 @@
     metrics = PrometheusMetrics()
     guard = Semel(store, on_event=metrics)
 
-The hook adds to numbers of its own, and they are added to the metrics of prometheus-client when those are read. An
-update of a metric costs microseconds, most of all with ``PROMETHEUS_MULTIPROC_DIR``, where metrics are in files. There
-the process that is read is another one, so the numbers are written about once a second while there are any.
+The hook only notes how long each event took. What it has noted is added to the metrics of prometheus-client when those
+are read, or when there is much of it: an update of a metric costs microseconds, most of all with
+``PROMETHEUS_MULTIPROC_DIR``, where metrics are in files. There the process that is read is another one, so it is
+written about once a second while there is any.
 """
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
 import weakref
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Final
 
 from semel.core.policy import Duration
@@ -33,6 +36,8 @@ from semel.stores.settings import require
 
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Seconds."""
+MOST_NOTES: Final = 500
+"""How many events of one kind and route are noted before they are written."""
 WRITE_EVERY: Final = 1.0
 """Seconds between two writes, if the metrics are in files."""
 TIMED: Final = (
@@ -76,125 +81,135 @@ class PrometheusMetrics:
             store = client.Histogram(
                 "semel_store_seconds", "How long the store took.", ("op",), registry=registry, buckets=BUCKETS
             )
-            self._amounts: dict[type[Event], Any] = {
-                kind: client.Counter(name, what, registry=registry)
-                for kind, name, what in (
-                    (events.Published, "semel_messages_published", "Messages that relays have sent."),
-                    (events.SweptEvent, "semel_records_swept", "Expired records that sweeps have removed."),
+            published, swept = (
+                client.Counter(name, what, registry=registry)
+                for name, what in (
+                    ("semel_messages_published", "Messages that relays have sent."),
+                    ("semel_records_swept", "Expired records that sweeps have removed."),
                 )
-            }
+            )
         except ValueError as error:
             raise ConfigurationError(
                 f"this registry has metrics of Semel already: make one PrometheusMetrics, and pass it to all guards, "
                 f"relays and consumers ({error})"
             ) from error
-        self._store_times = {
-            events.Started: (_Times(store.labels("claim")), "seconds"),
-            events.Completed: (_Times(store.labels("complete")), "store_seconds"),
+        self._others: dict[type[Event], tuple[str, Callable[[list[float]], None]]] = {
+            events.Started: ("seconds", _observer(store.labels("claim"))),
+            events.Published: ("count", lambda counts: published.inc(sum(counts))),
+            events.SweptEvent: ("removed", lambda counts: swept.inc(sum(counts))),
         }
+        """What is noted of events that are not timed, and where it is added."""
+        self._completions = _Tally("store_seconds", _observer(store.labels("complete")))
         survive_forks(self._forget)
         atexit.register(_write_at_exit, weakref.ref(self))
 
     def __call__(self, event: Event) -> None:
-        kind = type(event)
-        with self._lock:
-            route = event.route or event.operation
-            key = (route, event.tenant) if self._tenants else route
-            tally = self._tallies[kind].get(key) or self._new_tally(kind, route, event.tenant)
-            tally.count += 1
-            for times, field in tally.times:
-                seconds = getattr(event, field)
-                times.counts[bisect_left(BUCKETS, seconds)] += 1
-                times.sum += seconds
-            if tally.amount is not None:
-                tally.amount.inc(event.count if kind is events.Published else event.removed)  # type: ignore[attr-defined]
-            if self._in_files and self._timer is None:
-                self._start_timer()
+        kind, route = type(event), event.route or event.operation
+        tally = self._tallies[kind].get((route, event.tenant) if self._tenants else route)
+        if tally is None:
+            tally = self._find_tally(kind, route, event.tenant)
+        # No lock is needed: an append is atomic, and a writer takes away only what it has seen.
+        notes = tally.notes
+        notes.append(event.seconds if tally.timed else tally.read(event))  # type: ignore[attr-defined]
+        if kind is events.Completed:
+            self._completions.notes.append(event.store_seconds)  # type: ignore[attr-defined]
+        if len(notes) >= MOST_NOTES:
+            self.write(wait=False)
+        if self._in_files and self._timer is None:
+            self._start_timer()
 
-    def write(self) -> None:
-        """Add what was counted to the metrics. Done when they are read; once a second if they are in files."""
-        with self._lock:
-            self._timer = None
-            for tally in self._all():
-                tally.write()
+    def write(self, *, wait: bool = True) -> None:
+        """Add what was noted to the metrics. Done when they are read; once a second if they are in files.
+
+        :param wait: False: do nothing if another thread writes at the moment.
+        """
+        if self._lock.acquire(blocking=wait):
+            try:
+                for tally in self._all():
+                    tally.write()
+            finally:
+                self._lock.release()
 
     def _all(self) -> Iterable[_Tally]:
-        return {id(tally): tally for tallies in self._tallies.values() for tally in tallies.values()}.values()
+        return [*(tally for each in list(self._tallies.values()) for tally in each.values()), self._completions]
 
-    def _new_tally(self, kind: type[Event], route: str, tenant: str) -> _Tally:
-        labels = self._limit.labels(route, tenant)
-        key = labels if self._tenants else labels[0]
-        if key in self._tallies[kind]:
-            return self._tallies[kind][key]
-        times = [(_Times(self._seconds.labels(*labels, kind.name)), "seconds")] if kind in TIMED else []
-        if kind in self._store_times:
-            times.append(self._store_times[kind])
-        tally = _Tally(self._events.labels(*labels, kind.name), tuple(times), self._amounts.get(kind))
-        self._tallies[kind][key] = tally
-        return tally
+    def _find_tally(self, kind: type[Event], route: str, tenant: str) -> _Tally:
+        with self._lock:
+            labels = self._limit.labels(route, tenant)
+            tallies, key = self._tallies[kind], labels if self._tenants else labels[0]
+            if key not in tallies:
+                counter = self._events.labels(*labels, kind.name)
+                if kind in TIMED:
+                    add = _observer(self._seconds.labels(*labels, kind.name))
+                    tallies[key] = _Tally("seconds", add, counter)
+                else:
+                    field, others = self._others.get(kind, ("", None))
+                    tallies[key] = _Tally(field, others, counter)
+            return tallies[key]
 
     def _start_timer(self) -> None:
-        self._timer = threading.Timer(WRITE_EVERY, self.write)
+        self._timer = threading.Timer(WRITE_EVERY, self._write_in_time)
         self._timer.daemon = True
         self._timer.start()
 
+    def _write_in_time(self) -> None:
+        self._timer = None  # first: what is noted from now on needs another one
+        self.write()
+
     def _forget(self) -> None:
-        """In a forked child: what the parent has counted, it writes itself, and its timer is not here."""
+        """In a forked child: what the parent has noted, it writes itself, and its timer is not here."""
         self._lock = threading.Lock()
         self._timer = None
         for tally in self._all():
-            tally.reset()
+            tally.notes.clear()
 
 
 class _Tally:
     """The events of one kind and route since the last write."""
 
-    __slots__ = ("_child", "amount", "count", "times")
+    __slots__ = ("_add", "_counter", "notes", "read", "timed")
 
-    def __init__(self, child: Any, times: tuple[tuple[_Times, str], ...], amount: Any) -> None:
+    def __init__(self, field: str, add: Callable[[list[float]], None] | None, counter: Any = None) -> None:
         """
-        :param times: with the fields of the event that hold them.
-        :param amount: a counter to which such an event adds its own number.
+        :param field: the field of the event that is noted; empty if there is none.
+        :param add: adds what was noted to a metric.
+        :param counter: counts the events.
         """
-        self._child = child
-        self.count = 0
-        self.times = times
-        self.amount = amount
+        self._add = add
+        self._counter = counter
+        self.timed = field == "seconds"
+        self.read: Callable[[Event], float] = attrgetter(field) if field else _nothing
+        self.notes: list[float] = []
 
     def write(self) -> None:
-        if self.count:
-            self._child.inc(self.count)
-            for times, _ in self.times:
-                times.write()
-            self.count = 0
-
-    def reset(self) -> None:
-        self.count = 0
-        for times, _ in self.times:
-            times.reset()
+        count = len(self.notes)
+        if count:
+            taken = self.notes[:count]
+            del self.notes[:count]  # not clear(): another thread may have added one
+            if self._counter is not None:
+                self._counter.inc(count)
+            if self._add is not None:
+                self._add(taken)
 
 
-class _Times:
-    """The times of one histogram since the last write."""
+def _nothing(event: Event) -> float:
+    return 0.0
 
-    __slots__ = ("_child", "counts", "sum")
 
-    def __init__(self, child: Any) -> None:
-        self._child = child
-        self.reset()
+def _observer(histogram: Any) -> Callable[[list[float]], None]:
+    """Return what ``Histogram.observe`` is for one time, for many at once: there is no public method for it."""
 
-    def write(self) -> None:
-        if any(self.counts):
-            # As Histogram.observe does, for many at once: there is no public method for it.
-            for bucket, count in zip(self._child._buckets, self.counts, strict=True):
-                if count:
-                    bucket.inc(count)
-            self._child._sum.inc(self.sum)
-            self.reset()
+    def observe(times: list[float]) -> None:
+        times.sort()
+        before = 0
+        for bucket, bound in zip(histogram._buckets, (*BUCKETS, math.inf), strict=True):
+            count = bisect_right(times, bound)
+            if count > before:
+                bucket.inc(count - before)
+            before = count
+        histogram._sum.inc(sum(times))
 
-    def reset(self) -> None:
-        self.counts = [0] * (len(BUCKETS) + 1)
-        self.sum = 0.0
+    return observe
 
 
 class _Reading:

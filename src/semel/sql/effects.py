@@ -137,9 +137,9 @@ def _one_row(header: bytes) -> bytes:
 
 def bind_record(effect: SQLEffect, keep: Keep, style: EffectStyle) -> tuple[str, Any]:
     """Return the text of the effect with its record, and the parameters of both."""
-    given = effect.parameters
-    named = isinstance(given, Mapping)
-    text, names = _record_text(effect.statement, style, -1 if named else len(given))
+    parameters = effect.parameters
+    named = isinstance(parameters, Mapping)
+    text, names = _record_text(effect.statement, style, -1 if named else len(parameters))
     id = keep.id
     values = {
         "id": id, "header": keep.snapshot, "place": int.from_bytes(id[:8], "big", signed=True),
@@ -147,8 +147,8 @@ def bind_record(effect: SQLEffect, keep: Keep, style: EffectStyle) -> tuple[str,
         "tenant": keep.tenant, "operation": keep.operation, "key": keep.key, "one": _one_row(keep.snapshot),
     }  # fmt: skip
     if not named:
-        return text, [*given, *[values[name] for name in names]]
-    return text, {**given, **{f"semel_{name}": values[name] for name in names}}
+        return text, [*parameters, *[values[name] for name in names]]
+    return text, {**parameters, **{f"semel_{name}": values[name] for name in names}}
 
 
 @lru_cache(maxsize=_CACHED)

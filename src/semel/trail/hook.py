@@ -48,12 +48,12 @@ from semel.stores.urls import check_trails_of, open_any_store
 BATCH: Final = 500
 """Moments in one batch."""
 TRIES: Final = 8
-"""How often a batch is tried, which takes about two minutes. Its moments may be what the store refuses."""
+"""How often a batch is tried before it is dropped, which takes about two minutes: the store may refuse its content."""
 SLOWEST_PAUSE: Final = 30.0
 FORGET_EVERY: Final = 10.0
 """Seconds between two removals of what is old."""
 QUIET: Final = 60.0
-"""Seconds in which a failure that was logged is not logged again."""
+"""Seconds for which a failure is not logged again."""
 _log = logging.getLogger("semel.trail")
 
 
@@ -118,9 +118,9 @@ class Trail:
         self._who = f"{self._service}@{socket.gethostname()}:{os.getpid()}"
         self._numbers = 0
         self._pending: tuple[Moment, ...] = ()
-        """Moments that could not be written yet ..."""
+        """Moments that could not be written yet."""
         self._tries = 0
-        """... and how often that was tried."""
+        """How often it was tried to write them."""
         self._counts_due = self._forget_due = 0.0
         self._written = 0
         """Moments since the last removal of old ones."""

@@ -41,6 +41,7 @@ _QUERIES: Final = frozenset(
         "count",
         "describe",
         "estimate",
+        "evaluate",
         "fetch",
         "filter",
         "find",
@@ -59,12 +60,22 @@ _QUERIES: Final = frozenset(
     ]
 )
 """Words that name a POST which changes nothing."""
+_UPDATES: Final = frozenset(["change", "edit", "modify", "patch", "replace", "update"])
+"""Words that name a POST which is used as a PATCH."""
+_SETS: Final = frozenset(["clear", "delete", "disable", "enable", "remove", "set", "unset"])
+"""Words that name a POST which says how things shall be."""
+_KINDS: Final = (
+    (frozenset(["add", "create", "insert", "make", "new", "send", "start", "submit"]), "action"),
+    (_QUERIES, "query"),
+    (_UPDATES, "conditional"),
+    (_SETS, "natural"),
+)
 _CHANGES: Final = frozenset(["adjustment", "decrease", "decrement", "delta", "diff", "increase", "increment", "offset"])
 _VERBS: Final = frozenset(
     ["add", "adjust", "append", "decrease", "decrement", "increase", "increment", "remove", "subtract"]
 )
 _DEEPEST: Final = 8
-"""How many references and parts of schemas are followed below each other."""
+"""How many references are followed one after the other."""
 
 
 @value
@@ -93,6 +104,8 @@ def audit(document: Mapping[str, Any], *, header: str | None = None) -> Audit:
         has "idempotency" in its name.
     """
     check_version(document)
+    paths = {path: _resolved(document, item) or item for path, item in _mapping(document.get("paths")).items()}
+    document = {**document, "paths": paths}
     writes, findings = [], list(_elsewhere(document))
     for operation in operations(document):
         if operation.method in SAFE_METHODS or operation.method == "TRACE" or _is_elsewhere(operation.content):
@@ -144,9 +157,16 @@ def _kind(operation: DocumentedOperation, keyed: bool, conditional: bool) -> str
         return "conditional"
     if operation.method != "POST":
         return "natural"
+    if keyed:
+        return "action"
     last = next((part for part in reversed(operation.path.split("/")) if part and "{" not in part), "")
-    words = _words(last)[:1] + _words(last)[-1:] + _words(operation.id)[:1]
-    return "query" if not keyed and _QUERIES.intersection(words) else "action"
+    words = _words(last)
+    verb = _words(re.split(r"[/.]", operation.id)[-1])[:1]  # of repos/create-fork and storage.buckets.insert, the last
+    for told in (verb, {*words[:1], *words[-1:]}):
+        for names, kind in _KINDS:
+            if names.intersection(told):
+                return kind
+    return "action"
 
 
 def _check(
@@ -185,8 +205,8 @@ def _headers(document: Mapping[str, Any], operation: DocumentedOperation) -> dic
     """The names of the request's headers in lower case, and whether each is required."""
     found = {}
     for holder in (operation.item, operation.content):
-        for given in holder.get("parameters") or ():
-            parameter = _resolved(document, given)
+        for part in holder.get("parameters") or ():
+            parameter = _resolved(document, part)
             if parameter.get("in") == "header":
                 found[str(parameter.get("name")).lower()] = bool(parameter.get("required"))
     return found
@@ -197,16 +217,20 @@ def _body(document: Mapping[str, Any], operation: DocumentedOperation) -> Mappin
     return next((_mapping(_mapping(each).get("schema")) for each in content.values()), {})
 
 
-def _fields(document: Mapping[str, Any], schema: Any, depth: int = 0) -> Iterator[tuple[str, bool]]:
+def _fields(document: Mapping[str, Any], schema: Any) -> Iterator[tuple[str, bool]]:
     """Yield the names of the body's own fields, also of those that it is composed of, and whether each is required."""
-    schema = _resolved(document, schema)
-    required = schema.get("required")
-    for name in _mapping(schema.get("properties")):
-        yield str(name), isinstance(required, list) and name in required
-    if depth < _DEEPEST:
+    left, seen = [schema], set()
+    while left:
+        part = _resolved(document, left.pop())
+        if id(part) in seen:  # schemas may refer to themselves
+            continue
+        seen.add(id(part))
+        required = part.get("required")
+        for name in _mapping(part.get("properties")):
+            yield str(name), isinstance(required, list) and name in required
         for word in ("allOf", "oneOf", "anyOf"):
-            for part in schema.get(word) or ():
-                yield from _fields(document, part, depth + 1)
+            below = part.get(word)
+            left += below if isinstance(below, list) else []
 
 
 def _resolved(document: Mapping[str, Any], part: Any) -> Mapping[str, Any]:

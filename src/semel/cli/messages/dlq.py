@@ -15,14 +15,17 @@ from semel.cli.commands import (
     INTERRUPTED,
     OK,
     Command,
+    Progress,
+    add_caution,
     add_url,
     as_json,
+    confirmed,
     open_guard,
     positive,
     say,
     stop_on_signals,
+    write_audit,
 )
-from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from semel.core.messaging.messages import Letter, LetterFilter
@@ -48,7 +51,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     purging.set_defaults(act=purge)
     for action in (listing, showing, redriving, purging):
         add_url(action)
-        action.add_argument("--json", action="store_true", help="one JSON object")
         action.add_argument("--origin", metavar="NAME", help="given up by this consumer; '' means the relay")
         if action is showing:
             action.add_argument("message", metavar="ID", help="the id of the message")
@@ -61,10 +63,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--older-than", default="0s", metavar="TIME", help="dead for longer, such as 30s, 2h or 7d")
         action.add_argument("--limit", type=positive, metavar="N", help="at most N messages (default: all)")
     for action in (listing, showing):
+        action.add_argument("--json", action="store_true", help="one JSON object")
         action.add_argument("--show-data", action="store_true", help="print the data of messages, which may be secret")
     for action in (redriving, purging):
-        action.add_argument("--dry-run", action="store_true", help="change nothing, and say how many there are")
-        action.add_argument("--yes", action="store_true", help="do not ask")
+        add_caution(action)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,7 +117,7 @@ def list_letters(args: argparse.Namespace) -> int:
     if args.json:
         print(as_json({"letters": [describe(letter, args.show_data) for letter in found]}))
     else:
-        print(f"{shown} dead {'letter' if shown == 1 else 'letters'}")
+        print(_letters(shown))
     return INTERRUPTED if stopping.is_set() else OK
 
 
@@ -190,46 +192,45 @@ def redrive(args: argparse.Namespace) -> int:
 
 
 def purge(args: argparse.Namespace) -> int:
-    return _move(args, "deleted", lambda letters, **how: letters.purge(**how), asks=True)
+    return _move(args, "deleted", lambda letters, **how: letters.purge(**how))
 
 
-def _move(args: argparse.Namespace, done: str, move: Callable[..., int], asks: bool = False) -> int:
+def _move(args: argparse.Namespace, done: str, move: Callable[..., int]) -> int:
+    from semel.messaging.deadletters import describe_filter
+
     filter = _filter(args)
-    moved = 0
+    moved, progress = 0, Progress()
+
+    def follow(so_far: int, wanted: int) -> None:
+        nonlocal moved
+        moved = so_far
+        progress.show(f"{so_far:,} of {wanted:,}")
+        if stopping.is_set():
+            raise KeyboardInterrupt
+
     with _open(args.url) as letters, stop_on_signals() as stopping:
-        terminal = sys.stderr.isatty()
-
-        def progress(so_far: int, wanted: int) -> None:
-            nonlocal moved
-            moved = so_far
-            if terminal:
-                print(f"\r{so_far} of {wanted} ", end="", file=sys.stderr, flush=True)
-            if stopping.is_set():
-                raise KeyboardInterrupt
-
-        if asks and not args.dry_run and not args.yes:
-            count = move(letters, filter=filter, limit=args.limit, dry_run=True)
-            if count and not _agreed(f"delete {count} dead {'letter' if count == 1 else 'letters'} for good?"):
+        count = move(letters, filter=filter, limit=args.limit, dry_run=True)
+        if not args.dry_run:
+            if count and not confirmed(f"{_letters(count)} will be {done}. Go on?", args):
                 return FAILED
-        try:
-            moved = move(letters, filter=filter, limit=args.limit, dry_run=args.dry_run, progress=progress)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            if terminal and moved:
-                print(file=sys.stderr)
+            try:
+                moved = move(letters, filter=filter, limit=args.limit, progress=follow)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                progress.clear()
+                if moved:
+                    write_audit(f"dlq {args.act.__name__}", count=moved, filter=describe_filter(filter))
+    found = count if args.dry_run else moved
     if args.json:
-        print(as_json({"count": moved, "dry_run": args.dry_run}))
+        print(as_json({"count": found, "dry_run": args.dry_run}))
     else:
-        would = "would be " if args.dry_run else ""
-        print(f"{moved} dead {'letter' if moved == 1 else 'letters'} {would}{done}")
+        print(f"{_letters(found)} {'would be ' if args.dry_run else ''}{done}")
     return INTERRUPTED if stopping.is_set() else OK
 
 
-def _agreed(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigurationError("purge deletes messages for good: pass --yes, or --dry-run to see how many there are")
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+def _letters(count: int) -> str:
+    return f"{count:,} dead {'letter' if count == 1 else 'letters'}"
 
 
 DLQ = Command(

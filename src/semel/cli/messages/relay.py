@@ -19,12 +19,15 @@ from semel.cli.commands import (
     OK,
     SIGNALS,
     Command,
+    add_caution,
     add_url,
     as_json,
+    confirmed,
     open_guard,
     positive,
     say,
     stop_on_signals,
+    write_audit,
 )
 from semel.errors import ConfigurationError, MissingDependency
 
@@ -238,7 +241,7 @@ def configure_outbox(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode", choices=("queue", "log", "wal"), help="first change how messages are stored (log, wal: PostgreSQL)"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    add_caution(parser)
 
 
 def _check_outbox(url: str) -> None:
@@ -253,13 +256,20 @@ def outbox(args: argparse.Namespace) -> int:
 
     _check_outbox(args.url)
     with open_guard(args.url) as guard:
-        if args.mode:
-            guard.store.execute(SwitchMode(args.mode))
         state = guard.store.execute(InspectOutbox(args.limit))
+        change = f"change the mode of the outbox from {state.mode} to {args.mode}"
+        if args.mode and not args.dry_run:
+            if not confirmed(f"{change}?", args):
+                return FAILED
+            guard.store.execute(SwitchMode(args.mode))
+            write_audit("outbox mode", was=state.mode, mode=args.mode)
+            state = guard.store.execute(InspectOutbox(args.limit))
     if args.json:
         say(as_json(asdict(state)))
     else:
         _print_state(state)
+        if args.mode and args.dry_run:
+            print(f"would {change}")
     return OK
 
 

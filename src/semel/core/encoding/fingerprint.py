@@ -51,7 +51,6 @@ class Arguments:
     that are under way into conflicts.
 
     :param exclude: parameters that do not count.
-    :param skip: parameters that the engine fills in.
     :param name: the function's name for errors, if only its signature is given.
     """
 
@@ -63,24 +62,22 @@ class Arguments:
         choice: Choice = "auto",
         *,
         exclude: Iterable[str] = (),
-        skip: frozenset[str] = frozenset(),
         secret: bytes | None = None,
         name: str | None = None,
     ) -> None:
         self._hash = blake2b(digest_size=DIGEST_SIZE, key=hash_key(secret), person=b"semel.args.1")
         self.ignored: dict[str, type] = {}
         """Arguments that were ignored in calls so far, because they are not plain data, with their types."""
-        self._calls = _Calls(function, skip, name)
+        self._calls = _Calls(function, name)
         self._extract = choice if callable(choice) else None
         self._strict = choice != "auto"
         self._paths: tuple[_Path, ...] | None = None
         self._columns: tuple[_Column | None, ...] | None = None
         if isinstance(exclude, str):
             raise PolicyError(f"exclude takes a list of parameters: write ({exclude!r},)")
-        excluded = frozenset(exclude)
+        self._excluded = excluded = frozenset(exclude)
         for parameter in sorted(excluded):
             self._calls.check_name(parameter)
-        self._excluded = excluded | skip
         if choice is None or callable(choice):
             if excluded:
                 raise PolicyError("exclude= has no meaning here: the choice leaves no arguments to name")
@@ -201,9 +198,7 @@ _Path = tuple[str, str, list[str | int]]  # a path, its parameter's name, the se
 class _Calls:
     """A function's parameters, arranged to look at its calls."""
 
-    def __init__(
-        self, function: Callable[..., Any] | inspect.Signature, skip: frozenset[str], name: str | None
-    ) -> None:
+    def __init__(self, function: Callable[..., Any] | inspect.Signature, name: str | None) -> None:
         try:
             signature = function if isinstance(function, inspect.Signature) else inspect.signature(function)
         except (ValueError, TypeError):  # some functions of C modules have no signature
@@ -219,7 +214,7 @@ class _Calls:
         self.rest = next((p.name for p in every if p.kind is p.VAR_POSITIONAL), "")
         self.keywords = next((p.name for p in every if p.kind is p.VAR_KEYWORD), "")
         self.defaults = {p.name: p.default for p in self.parameters if p.default is not p.empty}
-        self.required = [name for name in self.names if name not in self.defaults and name not in skip]
+        self.required = [name for name in self.names if name not in self.defaults]
         # A call with only positional arguments, from ``least`` to ``most`` of them, needs no binding by name.
         self.least = max((self.names.index(name) + 1 for name in self.required), default=0)
         self.most = len(self.positional)

@@ -28,8 +28,7 @@ MOST_MOMENTS: Final = 100_000
 class TrailBook:
     """Moments and minutes in memory. If there are too many moments, the oldest go. Not thread-safe."""
 
-    def __init__(self, most: int = MOST_MOMENTS) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._moments: list[Moment] = []
         """All of them, by time."""
         self._numbers: set[bytes] = set()
@@ -68,7 +67,7 @@ class TrailBook:
             known = self._minutes.get(place)
             if known is None or known.count < row.count:
                 self._minutes[place] = row
-        self._remove(len(self._moments) - self._most)
+        self._remove(len(self._moments) - MOST_MOMENTS)
 
     def _forget(self, op: ForgetTrail) -> int:
         if not self._moments:

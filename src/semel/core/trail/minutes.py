@@ -22,7 +22,7 @@ MOST_MINUTES: Final = 120
 MOST_ROWS: Final = 2000
 """Rows that are written at once."""
 _LAST_BUCKET: Final = 160
-"""It ends at twelve days; what takes longer is in it too."""
+"""The last bucket ends at twelve days. Longer durations are counted in it, too."""
 
 RouteCounts: TypeAlias = tuple[int, str, list[tuple[str, float, float, dict[int, int]]]]
 """A minute, a route, and for each kind: how often, seconds in all, and the buckets."""
@@ -120,7 +120,7 @@ class MinuteCounter:
         ]
 
     def put_back(self, rows: Iterable[MinuteRow]) -> None:
-        """Take rows as changed that could not be written."""
+        """Mark rows that could not be written as changed, so that they are written again."""
         self._changed.update((row.at, row.route) for row in rows if row.at in self._counts)
 
     def forget(self, before: float) -> None:

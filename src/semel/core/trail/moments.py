@@ -115,8 +115,8 @@ def shape_of(kind: type[Event]) -> EventShape:
     if known is not None:
         return known
     names = [field.name for field in fields(kind)]
-    kept = tuple(name for name in names if name not in _NOT_KEPT)
-    shape = SHAPES[kind] = EventShape(kept, "root" in names, "seconds" in names)
+    shown = tuple(name for name in names if name not in _NOT_KEPT)
+    shape = SHAPES[kind] = EventShape(shown, "root" in names, "seconds" in names)
     return shape
 
 
@@ -143,20 +143,20 @@ class KeepTrail(Op[None]):
     moments: tuple[Moment, ...]
     minutes: tuple[MinuteRow, ...]
     keep: float
-    """Seconds after which a store that forgets by itself forgets the moments ..."""
+    """Seconds after which a store that removes old moments by itself does so."""
     keep_minutes: float
-    """... and the minutes."""
+    """The same for minutes."""
     id: bytes = b""
 
 
 @value
 class ForgetTrail(Op[int]):
-    """Remove at most ``limit`` moments and as many minutes that are older. The answer is how many are gone."""
+    """Remove at most ``limit`` old moments, and as many old minutes. The answer is how many were removed."""
 
     older: float
-    """Seconds, for moments ..."""
+    """Remove moments that are older than this, in seconds."""
     older_minutes: float
-    """... and for minutes."""
+    """The same for minutes."""
     limit: int
     id: bytes = b""
 
@@ -193,7 +193,7 @@ class ReadRecent(Op[tuple[Moment, ...]]):
 
 @value
 class ReadMinutes(Op[tuple[Minute, ...]]):
-    """Return the minutes that begin from ``since`` on and before ``until``, in seconds since 1970."""
+    """Return the minutes that begin at ``since`` or later, and before ``until``. Both are seconds since 1970."""
 
     since: int
     until: int
@@ -209,7 +209,8 @@ def follow_root(root: bytes, limit: int, links: Links) -> TrailFlow:
     """Find the moments of all hops of one root, of the messages that they emitted, and of the clients that called them;
     the oldest first."""
     linked: tuple[bytes, ...] = yield FindLinked(root, MOST_HOPS)
-    ids = {root, *linked}  # of a client's moments the id is the link of its key, which is the root for the first client
+    # The id of a client's moment is the link of its key. For the first client that is the root.
+    ids = {root, *linked}
     moments: tuple[Moment, ...] = yield ReadStories(tuple(sorted(ids)), limit)
     others = {links.link(str(each.details["message"])) for each in moments if "message" in each.details}
     others |= {bytes.fromhex(each.details["key"]) for each in moments if "key" in each.details}
@@ -220,12 +221,12 @@ def follow_root(root: bytes, limit: int, links: Links) -> TrailFlow:
 
 
 def follow_id(id: bytes, limit: int, links: Links) -> TrailFlow:
-    """Find the moments of the chain to which this id belongs; those of the id alone if no moment says which it is."""
+    """Find the moments of the chain to which this id belongs. If no moment names the chain, return those of the id."""
     moments: tuple[Moment, ...] = yield ReadStories((id,), limit)
     root = next((each.root for each in moments if each.root), id)
     return (yield from follow_root(root, limit, links))
 
 
 def when(moment: Moment) -> tuple[float, bytes]:
-    """Sorts moments by time. Those of one process at the same time stay in their order."""
+    """The sort key of a moment: its time. Moments of one process at the same time stay in their order."""
     return moment.at, moment.number

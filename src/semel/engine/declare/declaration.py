@@ -97,18 +97,20 @@ class Declaration:
         self.handle = handle_parameter(hints)
         if self.handle is not None:
             _check_handle(self, hints[self.handle], awaited)
-        given, self._place = _without_handle(signature, self.handle)
-        self.key = select("key", key, given, self.operation)
-        self.tenant = None if tenant is None else select("tenant", tenant, given, self.operation)
+        call_signature, self._place = _without_handle(signature, self.handle)
+        self.key = select("key", key, call_signature, self.operation)
+        self.tenant = None if tenant is None else select("tenant", tenant, call_signature, self.operation)
         self.key_format = key_format if isinstance(key_format, KeyFormat) else KeyFormat.named(key_format)
         self.fingerprint = Arguments(
-            given, fingerprint, exclude=exclude, secret=secret, name=getattr(function, "__qualname__", None)
+            call_signature, fingerprint, exclude=exclude, secret=secret, name=getattr(function, "__qualname__", None)
         )
         self.comparison = self.fingerprint.describe(key)
         self.serializer = serializer_for(hints.get("return", Signature.empty), serializer)
         self.policy = policy
-        self.recover = None if policy.recover is None else select("recover", policy.recover, given, self.operation)
-        self.inputs = Inputs(self.operation, given, hints) if policy.resumable else None
+        self.recover = (
+            None if policy.recover is None else select("recover", policy.recover, call_signature, self.operation)
+        )
+        self.inputs = Inputs(self.operation, call_signature, hints) if policy.resumable else None
 
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Return the fingerprint of a call. The handle is not part of the request."""

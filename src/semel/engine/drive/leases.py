@@ -25,7 +25,7 @@ TOGETHER: Final = 1 / 10
 class Lease:
     """One attempt's hold on its record."""
 
-    __slots__ = ("attempt", "call", "due", "ends", "latest", "lent", "lost", "on_lost", "span", "token")
+    __slots__ = ("attempt", "call", "due", "ends", "latest", "lost", "maybe_locked", "on_lost", "span", "token")
 
     def __init__(self, call: Call, token: int, attempt: int, began: float) -> None:
         self.call = call
@@ -37,7 +37,7 @@ class Lease:
         self.latest = began + call.policy.max_run_seconds
         """When the handler has run for as long as it may. From then on the lease is not renewed."""
         self.due = min(self.due, self.latest)
-        self.lent = False
+        self.maybe_locked = False
         """Whether a step was marked in the caller's transaction, which may still hold a lock on the record."""
         self.lost = False
         self.on_lost: Callable[[], object] | None = None
@@ -94,7 +94,7 @@ class Leases:
         Those that may have to wait for a caller's transaction go last, so that the others do not wait with them.
         """
         due = self.due(now)
-        trips = [lease for lease in due if not lease.lent], [lease for lease in due if lease.lent]
+        trips = [lease for lease in due if not lease.maybe_locked], [lease for lease in due if lease.maybe_locked]
         return [trip for trip in trips if trip]
 
     def expire(self, now: float) -> None:

@@ -55,10 +55,10 @@ def make_message(
         id = derive(blake2b(source.encode(), digest_size=16, person=b"semel.message.1").digest(), f"{type}\n{dedup}")
     elif id is None:
         id = _uuid7() if origin is None else origin.next_id(f"{type}\n{stream or ''}")
-    given = {name.lower(): text for name, text in (headers or {}).items()}
+    added = {name.lower(): text for name, text in (headers or {}).items()}
     ours = {} if origin is None else {METADATA: id, **origin.headers}
     message = Message(
-        id, type, body, source, destination, stream or "", 0, subject, content_type or usual, headers={**ours, **given}
+        id, type, body, source, destination, stream or "", 0, subject, content_type or usual, headers={**ours, **added}
     )
     check_message(message)
     return message, 0.0 if delay is None else float(seconds(delay, "delay"))

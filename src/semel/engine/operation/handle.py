@@ -36,7 +36,7 @@ class HeldLease(Protocol):
     token: int
     lost: bool
     ends: float
-    lent: bool
+    maybe_locked: bool
 
 
 class OperationHandle:
@@ -216,7 +216,7 @@ class OperationHandle:
 
     def _end_step(self, result: Any) -> Any:
         if self._lease is not None and self._journal is not None and self._journal.in_transaction:
-            self._lease.lent = True
+            self._lease.maybe_locked = True
         if type(result) is Failed:
             raise result.error
         return result

@@ -532,9 +532,9 @@ class PartsHash:
             self._whole.update(self._part.digest())
             self._part = self._empty.copy()
         self._left -= len(ended)
-        kept = max(0, len(rest) - len(self._delimiter) + 1) if self._left else len(rest)
-        self._part.update(rest[:kept])
-        self._tail = rest[kept:]  # which may be the beginning of a boundary
+        end = max(0, len(rest) - len(self._delimiter) + 1) if self._left else len(rest)
+        self._part.update(rest[:end])
+        self._tail = rest[end:]  # which may be the beginning of a boundary
 
     def digest(self) -> bytes:
         part, whole = self._part.copy(), self._whole.copy()

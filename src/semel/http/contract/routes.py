@@ -245,13 +245,12 @@ class Middleware(Generic[App, G]):
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
         find_route: RouteFinder | None = None,
-        level: int = 3,
     ) -> None:
         self.key_header = check_installation(guard, wanted, tenant, max_request_body, header)
         if tenant is None and not guard.tenant:
             warnings.warn(
                 "tenant= is missing: all callers share one space of keys, so one may get another's answer",
-                stacklevel=level,
+                stacklevel=3,
             )
         self.app = app
         self.guard = guard

@@ -45,8 +45,14 @@ WHERE :route::text IS NULL OR route = :route
 ORDER BY at DESC LIMIT :most::integer
 
 -- name: newest_of_kind (reads)
+-- The kind is a range, and not "kind = ...": then only the index on both columns has this order. A plan that does not
+-- know the kind takes it for a frequent one, and would walk through the whole history by time.
 SELECT at, id, kind, route, who, attempt, root, details, number
-FROM (SELECT * FROM semel_moment WHERE kind = :kind::text ORDER BY at DESC LIMIT :look::integer) AS m
+FROM (
+    SELECT * FROM semel_moment
+    WHERE (kind, at) >= (:kind::text, 0) AND (kind, at) <= (:kind, 9223372036854775807)
+    ORDER BY kind DESC, at DESC LIMIT :look::integer
+) AS m
 WHERE :route::text IS NULL OR route = :route
 ORDER BY at DESC LIMIT :most::integer
 

@@ -89,18 +89,15 @@ def resolve_record(
     raise StoreUnavailable(f"the record changed {TRIES} times while it was being resolved")
 
 
-def resumable_page(op: Resumable, rows: Rows, seconds: Callable[[Any, Any, Any], tuple[float, float, float]]) -> Page:
-    """The abandoned records among the rows of the statement ``inputs``.
-
-    :param seconds: turns the three times of a row into seconds: left of the lease, since the claim, until it expires.
-    """
+def resumable_page(op: Resumable, rows: Rows, second: float = 1.0) -> Page:
+    """The abandoned records among the rows of the statement ``inputs``. ``second`` is how the rows count one."""
     found = []
     for id, stored, takeover, token, attempt, fingerprint, lease, age, expires, *names, value in rows:
         if stored != State.RUNNING or takeover == Takeover.REJECT or value is None or names[1] not in op.operations:
             continue
-        times = seconds(lease, age, expires)
-        state = state_at(stored, takeover, times[0], times[2])
+        state = state_at(stored, takeover, lease, expires)
         if state is State.ABANDONED:
+            times = (lease / second, age / second, expires / second)
             found.append(Abandoned(Record(id, state, token, attempt, fingerprint, None, *times, *names), value))
     return Page(tuple(found), rows[-1][0] if len(rows) == op.limit else None)
 
@@ -151,12 +148,23 @@ def list_page(
                 end = (rows[-1][-1] + _BY_ID, last if rows[-1][-1] == place else _ABOVE_ALL)
         for row, here in usable:
             looked_at += 1
-            if moment in ("", row[-1]) and is_listed(op, record := _record(row[:-1], second)):
+            if moment not in ("", row[-1]) or not _may_be_listed(op, row):
+                continue
+            if is_listed(op, record := _record(row[:-1], second)):
                 found.append(record)
                 if len(found) == op.limit and here != usable[-1][1]:
                     return Listing(tuple(found), pack_place(*here), looked_at)
         position = end
     return Listing(tuple(found), None if ended else pack_place(*position), looked_at)
+
+
+def _may_be_listed(op: ListRecords, row: Sequence[Any]) -> bool:
+    """False if the row is surely not shown. Most are not, and making a record of each would take most of the time."""
+    return (
+        op.operation in (None, row[11])
+        and op.tenant in (None, row[10])
+        and (row[1] != State.DONE or not op.states or State.DONE in op.states)
+    )
 
 
 def _whole_moments(rows: Rows, position: tuple[str, bytes], ended: bool) -> list[Sequence[Any]]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from semel.core.ops import Op
@@ -27,37 +28,35 @@ from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEO
 R = TypeVar("R")
 
 
+@asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[sql.AsyncConnection]:
+    driver = Asyncmy()
+    connection = await driver.connect(MySQLSettings.for_migration(url))
+    try:
+        yield connection
+    finally:
+        await driver.close(connection)
+
+
 async def migrate_async(url: str) -> list[str]:
     """Make or update the tables; return the names of the migrations that were applied.
 
     It may run in many processes at once.
     """
-    driver = Asyncmy()
-    connection = await driver.connect(MySQLSettings.for_migration(url))
-    try:
+    async with _connected(url) as connection:
         return await sql.migrate_async(connection, MYSQL)
-    finally:
-        await driver.close(connection)
 
 
 async def check_async(url: str) -> None:
     """Raise NotMigrated or SchemaDrift unless the tables are exactly what the migrations make."""
-    driver = Asyncmy()
-    connection = await driver.connect(MySQLSettings.for_migration(url))
-    try:
+    async with _connected(url) as connection:
         await sql.check_async(connection, MYSQL)
-    finally:
-        await driver.close(connection)
 
 
 async def risks_async(url: str) -> list[Risk]:
     """Return the ways in which the server's settings can lose records."""
-    driver = Asyncmy()
-    connection = await driver.connect(MySQLSettings.for_migration(url))
-    try:
+    async with _connected(url) as connection:
         return await sql.run_async(mysql_risks(time.time), connection)
-    finally:
-        await driver.close(connection)
 
 
 class AsyncMySQLStore:

@@ -7,7 +7,8 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from semel.core.ops import Op
@@ -23,37 +24,35 @@ from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEO
 R = TypeVar("R")
 
 
+@contextmanager
+def _connected(url: str) -> Iterator[sql.Connection]:
+    driver = PyMySQL()
+    connection = driver.connect(MySQLSettings.for_migration(url))
+    try:
+        yield connection
+    finally:
+        driver.close(connection)
+
+
 def migrate(url: str) -> list[str]:
     """Make or update the tables; return the names of the migrations that were applied.
 
     It may run in many processes at once.
     """
-    driver = PyMySQL()
-    connection = driver.connect(MySQLSettings.for_migration(url))
-    try:
+    with _connected(url) as connection:
         return sql.migrate(connection, MYSQL)
-    finally:
-        driver.close(connection)
 
 
 def check(url: str) -> None:
     """Raise NotMigrated or SchemaDrift unless the tables are exactly what the migrations make."""
-    driver = PyMySQL()
-    connection = driver.connect(MySQLSettings.for_migration(url))
-    try:
+    with _connected(url) as connection:
         sql.check(connection, MYSQL)
-    finally:
-        driver.close(connection)
 
 
 def risks(url: str) -> list[Risk]:
     """Return the ways in which the server's settings can lose records."""
-    driver = PyMySQL()
-    connection = driver.connect(MySQLSettings.for_migration(url))
-    try:
+    with _connected(url) as connection:
         return sql.run(mysql_risks(time.time), connection)
-    finally:
-        driver.close(connection)
 
 
 class MySQLStore:

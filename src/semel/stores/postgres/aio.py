@@ -1,5 +1,7 @@
 # Twin: sync.py is generated from this file by make twins.
 # Twin: , *, driver: DriverName | None = None ->
+# Twin: url: str, driver: DriverName | None -> url: str
+# Twin: (url, driver) -> (url)
 # Twin: driver: DriverName | None = None, ->
 # Twin: :param driver: ``"asyncpg"`` or ``"psycopg"``; by default asyncpg, where it is installed. ->
 # Twin: for one event loop, by asyncpg or psycopg 3 -> for threads, by psycopg 3
@@ -12,7 +14,8 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from semel.core.messaging.messages import OUTBOX
@@ -32,17 +35,23 @@ from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEO
 R = TypeVar("R")
 
 
+@asynccontextmanager
+async def _connected(url: str, driver: DriverName | None) -> AsyncIterator[sql.AsyncConnection]:
+    chosen = driver_named(driver)  # sync: chosen = Psycopg()
+    connection = await chosen.connect(PostgresSettings.for_migration(url))
+    try:
+        yield connection
+    finally:
+        await chosen.close(connection)
+
+
 async def migrate_async(url: str, *, driver: DriverName | None = None) -> list[str]:
     """Make or update the tables; return the names of the migrations that were applied.
 
     It may run in many processes at once.
     """
-    chosen = driver_named(driver)  # sync: chosen = Psycopg()
-    connection = await chosen.connect(PostgresSettings.for_migration(url))
-    try:
+    async with _connected(url, driver) as connection:
         return await sql.migrate_async(connection, POSTGRES)
-    finally:
-        await chosen.close(connection)
 
 
 async def partition_inbox_async(url: str, *, driver: DriverName | None = None) -> bool:
@@ -50,32 +59,20 @@ async def partition_inbox_async(url: str, *, driver: DriverName | None = None) -
 
     Old messages are then forgotten by dropping a table, and not by deleting rows. Consumers wait meanwhile.
     """
-    chosen = driver_named(driver)  # sync: chosen = Psycopg()
-    connection = await chosen.connect(PostgresSettings.for_migration(url))
-    try:
+    async with _connected(url, driver) as connection:
         return bool((await connection.execute(statement("SELECT semel_partition_inbox()")))[0][0])
-    finally:
-        await chosen.close(connection)
 
 
 async def check_async(url: str, *, driver: DriverName | None = None) -> None:
     """Raise NotMigrated or SchemaDrift unless the tables are exactly what the migrations make."""
-    chosen = driver_named(driver)  # sync: chosen = Psycopg()
-    connection = await chosen.connect(PostgresSettings.for_migration(url))
-    try:
+    async with _connected(url, driver) as connection:
         await sql.check_async(connection, POSTGRES)
-    finally:
-        await chosen.close(connection)
 
 
 async def risks_async(url: str, *, driver: DriverName | None = None) -> list[Risk]:
     """Return the ways in which the server's settings can lose records."""
-    chosen = driver_named(driver)  # sync: chosen = Psycopg()
-    connection = await chosen.connect(PostgresSettings.for_migration(url))
-    try:
+    async with _connected(url, driver) as connection:
         return await sql.run_async(postgres_risks(time.time), connection)
-    finally:
-        await chosen.close(connection)
 
 
 class AsyncPostgresStore:

@@ -7,7 +7,8 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from semel.core.messaging.messages import OUTBOX
@@ -25,17 +26,23 @@ from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEO
 R = TypeVar("R")
 
 
+@contextmanager
+def _connected(url: str) -> Iterator[sql.Connection]:
+    chosen = Psycopg()
+    connection = chosen.connect(PostgresSettings.for_migration(url))
+    try:
+        yield connection
+    finally:
+        chosen.close(connection)
+
+
 def migrate(url: str) -> list[str]:
     """Make or update the tables; return the names of the migrations that were applied.
 
     It may run in many processes at once.
     """
-    chosen = Psycopg()
-    connection = chosen.connect(PostgresSettings.for_migration(url))
-    try:
+    with _connected(url) as connection:
         return sql.migrate(connection, POSTGRES)
-    finally:
-        chosen.close(connection)
 
 
 def partition_inbox(url: str) -> bool:
@@ -43,32 +50,20 @@ def partition_inbox(url: str) -> bool:
 
     Old messages are then forgotten by dropping a table, and not by deleting rows. Consumers wait meanwhile.
     """
-    chosen = Psycopg()
-    connection = chosen.connect(PostgresSettings.for_migration(url))
-    try:
+    with _connected(url) as connection:
         return bool(connection.execute(statement("SELECT semel_partition_inbox()"))[0][0])
-    finally:
-        chosen.close(connection)
 
 
 def check(url: str) -> None:
     """Raise NotMigrated or SchemaDrift unless the tables are exactly what the migrations make."""
-    chosen = Psycopg()
-    connection = chosen.connect(PostgresSettings.for_migration(url))
-    try:
+    with _connected(url) as connection:
         sql.check(connection, POSTGRES)
-    finally:
-        chosen.close(connection)
 
 
 def risks(url: str) -> list[Risk]:
     """Return the ways in which the server's settings can lose records."""
-    chosen = Psycopg()
-    connection = chosen.connect(PostgresSettings.for_migration(url))
-    try:
+    with _connected(url) as connection:
         return sql.run(postgres_risks(time.time), connection)
-    finally:
-        chosen.close(connection)
 
 
 class PostgresStore:

@@ -163,7 +163,7 @@ class TierRules:
         :param attempt: what ``before`` returned.
         """
         if isinstance(op, Claim):
-            writes = self._claimed(op, answer, at) if type(answer) is Claimed else self._shown(answer, at, now)
+            writes = self._claimed(op, answer, at) if type(answer) is Claimed else self._found(answer, at, now)
             return writes, False
         if isinstance(op, (Complete, Release)):
             return self._ended(op, answer, at, now, attempt)
@@ -227,7 +227,7 @@ class TierRules:
         )  # fmt: skip
         return [Write(op.id, record, at, until, op.nonce, delay, attempt.mark)]
 
-    def _shown(self, answer: Existing, at: float, now: float) -> list[Write]:
+    def _found(self, answer: Existing, at: float, now: float) -> list[Write]:
         copy = self._copy(answer.record, at, now) if answer.record.state is DONE else None
         return [] if copy is None else [copy]
 
@@ -260,9 +260,9 @@ def check_parts(primary: Any, cache: Any, *, awaited: bool) -> None:
     if _is_cache(primary) and _is_store(cache):
         raise ConfigurationError(f"a tiered store takes the store first, and then the cache: {remedy}")
     if not _is_store(primary):
-        raise ConfigurationError(f"the primary of a tiered store is a store, not {_shown(primary)}: {remedy}")
+        raise ConfigurationError(f"the primary of a tiered store is a store, not {_describe(primary)}: {remedy}")
     if not _is_cache(cache):
-        raise ConfigurationError(f"the cache of a tiered store is a cache, not {_shown(cache)}: {remedy}")
+        raise ConfigurationError(f"the cache of a tiered store is a cache, not {_describe(cache)}: {remedy}")
     for part, method in ((primary, primary.execute), (cache, cache.get)):
         if inspect.iscoroutinefunction(method) is not awaited:
             raise ConfigurationError(
@@ -280,7 +280,7 @@ def _is_cache(part: Any) -> bool:
     return not inspect.isclass(part) and has_members(part, CACHE_MEMBERS)
 
 
-def _shown(part: Any) -> str:
+def _describe(part: Any) -> str:
     """Describe it for an error message. A string is not quoted, because it may be a URL with a password."""
     if isinstance(part, str):
         return "a text"

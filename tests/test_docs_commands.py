@@ -1,0 +1,324 @@
+"""The commands in the pages, held to the programs that they call, and a page for everything that needs one.
+
+``semel`` is parsed by its own parser, in blocks and in code spans. What is installed must be an extra, and what is made
+a target. The services of pages are started and asked as the page says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import psycopg
+import pytest
+import yaml
+
+from semel.cli.app import COMMANDS, make_parser
+from semel.messaging.brokers.urls import BROKER_KINDS, BROKER_SCHEMES
+from semel.sql.migrations import MYSQL, POSTGRES
+from semel.stores.urls import KINDS, SCHEMES
+from tests.test_docs import DOCS, PAGES, ROOT, code_of, name_of, skip_without_its_framework
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+OTHERS = {
+    "celery", "cp", "curl", "export", "gunicorn", "hypercorn", "nats", "pytest", "python", "schemathesis", "uvicorn",
+}  # fmt: skip
+"""Programs that the pages call and that are not ours. How they are called is checked below, or by people."""
+
+
+class Shown(NamedTuple):
+    """A command line of a page."""
+
+    page: str
+    line: str
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.line, comments=True)
+
+
+def blocks(page: Path, *languages: str) -> Iterator[str]:
+    for language, text in BLOCK.findall(page.read_text("utf-8")):
+        if language in languages:
+            yield text
+
+
+def shown() -> Iterator[Shown]:
+    for page in PAGES:
+        for text in blocks(page, "console"):
+            for line in text.replace("\\\n", " ").splitlines():
+                if line.startswith("$ "):
+                    yield Shown(name_of(page), line[2:])
+
+
+COMMAND_LINES = list(shown())
+
+
+def complaint(words: list[str]) -> str | None:
+    """What is wrong with a call of semel; None if it can be parsed. It is not run."""
+    ends = [at for at, word in enumerate(words) if word in ("|", ">", ">>", "&", "--")]
+    words = words[1 : ends[0]] if ends else words[1:]
+    try:
+        args = make_parser().parse_args(words)
+    except Exception as error:
+        return str(error)
+    for name, schemes in (("url", SCHEMES), ("to", BROKER_SCHEMES)):
+        urls = getattr(args, name, None) or ""
+        for url in [urls] if isinstance(urls, str) else urls:
+            if "://" in url and url.partition(":")[0] not in schemes:
+                return f"{url} names nothing that there is"
+    return None
+
+
+def test_every_console_block_has_a_command() -> None:
+    silent = [name_of(page) for page in PAGES for text in blocks(page, "console") if not text.startswith("$ ")]
+    assert silent == [], "a command begins with a dollar: what does not is its output, and not checked"
+
+
+def test_every_program_in_the_pages_is_known() -> None:
+    assert len(COMMAND_LINES) > 60
+    assert [each for each in COMMAND_LINES if each.words[0] not in OTHERS | {"semel", "pip", "make"}] == []
+
+
+def test_every_call_of_semel_in_a_block_can_be_parsed() -> None:
+    """URLs are left out where the page has set SEMEL_STORE."""
+    calls = [each for each in COMMAND_LINES if each.words[0] == "semel"]
+    assert len(calls) > 40
+    assert [(each, wrong) for each in calls if (wrong := complaint(each.words))] == []
+
+
+SPAN = re.compile(r"`(semel [a-z][^`]*)`")
+
+
+def test_every_call_of_semel_in_a_sentence_names_a_command_and_its_options() -> None:
+    """Sentences leave out what does not matter, so an argument may be missing; what is there must be right."""
+    found = 0
+    options = {
+        name: {option for each in (parser, *below(parser).values()) for option in each._option_string_actions}
+        for name, parser in below(make_parser()).items()
+    }
+    wrong = []
+    for page in PAGES:
+        for call in SPAN.findall(re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)):
+            words = call.split()
+            found += 1
+            given = {word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]}
+            if words[1] not in options or {word for word in given if word.startswith("--")} - options[words[1]]:
+                wrong.append((name_of(page), call))
+    assert found > 150
+    assert wrong == []
+
+
+def below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The commands of a parser, or the actions of a command."""
+    found = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(found[0]) if found else {}
+
+
+def test_a_wrong_command_is_found_out() -> None:
+    assert complaint(["semel", "look", "sqlite:///a.db"])
+    assert complaint(["semel", "lookup", "sqlite:///a.db", "op"])
+    assert complaint(["semel", "lookup", "mongo://a", "op", "k"]) == "mongo://a names nothing that there is"
+    assert complaint(["semel", "list", "sqlite:///a.db", "--stat", "done"])
+    assert complaint(["semel", "list", "sqlite:///a.db", "--state", "done", "|", "head"]) is None
+
+
+def test_what_is_installed_is_an_extra_and_what_is_made_is_a_target() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    targets = re.findall(r"^(\w+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    wrong = []
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        wrong += [(name_of(page), extra) for extra in re.findall(r"\bsemel\[(\w+)\]", text) if extra not in extras]
+        wrong += [(name_of(page), made) for made in re.findall(r"(?:`|\$ )make (\w+)", text) if made not in targets]
+    assert wrong == []
+
+
+def test_what_python_runs_is_there() -> None:
+    named = {
+        match
+        for page in PAGES
+        for match in re.findall(r"python -m ((?:examples|bench)[\w.]*)", page.read_text("utf-8"))
+    }
+    assert named
+    assert [
+        name
+        for name in named
+        if not any((ROOT / (name.replace(".", "/") + end)).exists() for end in (".py", "/__main__.py"))
+    ] == []
+
+
+def test_migrations_are_listed_as_they_are() -> None:
+    for page, migrations in (("use-postgres.md", POSTGRES), ("mysql.md", MYSQL)):
+        listed = re.findall(r"^applied (\d+_\w+)$", (DOCS / "how-to" / page).read_text("utf-8"), re.MULTILINE)
+        assert listed == [f"{number:04}_{name}" for number, name, _ in migrations.migrations()]
+
+
+def test_blocks_of_other_languages_can_be_parsed() -> None:
+    for page in PAGES:
+        for text in blocks(page, "json"):
+            json.loads(text)
+        for text in blocks(page, "toml"):
+            tomllib.loads(text)
+        for text in blocks(page, "yaml"):
+            found = yaml.safe_load(text)
+            if words := found.get("command"):  # of a pod
+                assert complaint(["semel", words[1], "sqlite:///a.db", *words[2:]]) is None
+
+
+def test_the_line_of_the_crontab_can_be_parsed() -> None:
+    (line,) = re.findall(
+        r"^5 3 \* \* \*  (semel once.*)$", (DOCS / "how-to" / "run-a-command-once.md").read_text("utf-8"), re.MULTILINE
+    )
+    command, once, *rest = shlex.split(line)
+    assert complaint([command, once, "sqlite:///a.db", *rest]) is None
+
+
+def test_the_settings_of_a_role_are_sql(postgres_url: str) -> None:
+    page = DOCS / "how-to" / "use-postgres.md"
+    (statements,) = (text for text in blocks(page, "sql") if "ALTER ROLE" in text)
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("CREATE ROLE semel")
+        connection.execute(statements.encode())
+        connection.rollback()
+
+
+def test_links_to_other_sites_are_whole() -> None:
+    """Nothing is fetched: there may be no network. A space, a dot at the end or plain http is a slip."""
+    links = {
+        (name_of(page), link) for page in PAGES for link in re.findall(r"\]\((\w+:[^)]*)\)", page.read_text("utf-8"))
+    }
+    assert len(links) > 5
+    assert [
+        (page, link) for page, link in links if not re.fullmatch(r"https://[\w.-]+\.\w+(/[\w./#@~%+=&?-]*)?", link)
+    ] == []
+
+
+# Served, and asked
+
+
+SERVED = [
+    "README.md",
+    "docs/tutorial/a-protected-service.md",
+    *(f"docs/how-to/{n}.md" for n in ("protect-a-fastapi-service", "protect-a-flask-service", "litestar", "quart")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("name", SERVED)
+def test_a_service_of_a_page_answers_its_request_twice_and_runs_once(name: str, tmp_path: Path) -> None:
+    """As a reader does: save the code above the command as shop.py, start it, and send the request twice."""
+    page = ROOT / name
+    skip_without_its_framework(page)
+    text = page.read_text("utf-8")
+    block = next(b for b in blocks(page, "console") if re.match(r"\$ (uvicorn|gunicorn|hypercorn) ", b))
+    above = text[: text.index(block)]
+    (tmp_path / "shop.py").write_text(
+        re.findall(r"^```python\n(.*?)^```", above, re.MULTILINE | re.DOTALL)[-1], "utf-8"
+    )
+    serve, ask = (line for line in block.replace("\\\n", " ").splitlines())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = shlex.split(serve[2:])
+    if "--bind" in words:
+        words = words[: words.index("--bind")]
+    words += ["--port", str(port)] if words[0] == "uvicorn" else ["--bind", f"127.0.0.1:{port}"]
+    request = curl(ask[2:], port)
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", *words], cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        first, second = send(request), send(request)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)  # its workers as well
+        server.wait(60)
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert first.content == second.content
+    assert "idempotent-replayed" not in first.headers
+    assert second.headers["idempotent-replayed"] == "true"
+
+
+def curl(line: str, port: int) -> httpx.Request:
+    """The request that a call of curl sends."""
+    words = shlex.split(line)
+    assert words.pop(0) == "curl"
+    headers, body, url, method = {}, None, "", None
+    while words:
+        match words.pop(0):
+            case "-i":
+                pass
+            case "-X":
+                method = words.pop(0)
+            case "-H":
+                name, _, value = words.pop(0).partition(": ")
+                headers[name] = value
+            case "-d":
+                body = words.pop(0)
+            case word:
+                url = word.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{port}")
+    assert str(port) in url
+    return httpx.Request(method or ("POST" if body else "GET"), url, headers=headers, content=body)
+
+
+def send(request: httpx.Request) -> httpx.Response:
+    """Send it, once the server is up."""
+    end = time.monotonic() + 60
+    with httpx.Client(timeout=60) as client:
+        while True:
+            try:
+                return client.send(request)
+            except httpx.ConnectError:
+                assert time.monotonic() < end, "the service does not come up"
+                time.sleep(0.05)
+
+
+# A page for each
+
+
+def everything() -> str:
+    return "".join(page.read_text("utf-8") for page in (DOCS / "how-to").glob("*.md"))
+
+
+def test_every_framework_store_and_broker_has_a_page() -> None:
+    how_to = everything()
+    code = "\n".join(code_of(page) for page in (DOCS / "how-to").glob("*.md"))
+    http = ROOT / "src" / "semel" / "http"
+    inner = {"contract", "describe", "handlers", "__init__", "__pycache__"}
+    frameworks = {path.stem for path in http.iterdir()} - inner
+    assert {"fastapi", "flask", "django", "litestar", "quart", "asgi", "wsgi"} <= frameworks
+    assert [name for name in frameworks if f"from semel.http.{name} import" not in code] == [], "an example that runs"
+    for kind in KINDS:
+        classes = [name.partition(":")[2] for name in (kind.sync, kind.aio)]
+        assert [name for name in classes if not re.search(rf"\b{name}\(", code)] == [], kind.name
+        assert f"{kind.schemes[0]}:" in how_to, kind.name
+    brokers = (DOCS / "how-to" / "brokers.md").read_text("utf-8")
+    headings = " ".join(re.findall(r"^## (.*)$", brokers, re.MULTILINE)).lower()
+    for broker in BROKER_KINDS:
+        assert broker.name.split()[-1].lower() in headings or broker.name.lower() in headings, broker.name
+        assert [scheme for scheme in broker.schemes if f"{scheme}://" not in brokers] == [], broker.name
+    assert [
+        name for name in ("Starlette", "REST framework", "Cluster", "Sentinel", "MariaDB") if name not in how_to
+    ] == []
+
+
+def test_every_command_is_used_in_a_how_to_page() -> None:
+    how_to = everything() + (DOCS / "reference" / "cli.md").read_text("utf-8")
+    plain = {"diagram", "stores", "completions"}  # nothing more to say than the reference does
+    assert [command.name for command in COMMANDS if f"semel {command.name}" not in how_to] == []
+    assert [c.name for c in COMMANDS if f"semel {c.name}" not in everything() and c.name not in plain] == []
