@@ -175,7 +175,7 @@ def new_key() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all clients are told in the same words. Each of them takes these as keyword arguments."""
+    """The settings that all clients share. Each client takes them as keyword arguments."""
 
     retry: Retry = field(default_factory=Retry)
     methods: Collection[str] = METHODS

@@ -267,14 +267,8 @@ class _Batches:
             return self._commit(ops)
         except (SemelError, sqlite3.Error) as error:
             if len(ops) > 1:  # each alone, so that the others succeed if possible
-                return [self._alone(op) for op in ops]
+                return [self._commit_all([op])[0] for op in ops]
             return [self._refused(ops[0], error)]
-
-    def _alone(self, op: Op[Any]) -> Any:
-        try:
-            return self._commit([op])[0]
-        except (SemelError, sqlite3.Error) as error:
-            return self._refused(op, error)
 
     def _refused(self, op: Op[Any], error: Exception) -> SemelError:
         if type(op) is SettleEntry:

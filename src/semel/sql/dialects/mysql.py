@@ -276,7 +276,7 @@ def _inputs(op: Resumable) -> Program[Page]:
     rows = yield Packet(Piece(_Q["inputs"], after=op.after, most=op.limit))
     if has_forgettable(rows):
         yield Packet(Piece(_Q["forget_inputs"], after=op.after, last=rows[-1][0]))
-    return resumable_page(op, rows, lambda lease, age, expires: (lease / 1e6, age / 1e6, expires / 1e6))
+    return resumable_page(op, rows, 1e6)
 
 
 def _list(op: ListRecords) -> Program[Listing]:

@@ -250,7 +250,7 @@ def _inputs(op: Resumable) -> Program[Page]:
     rows = yield _Q["inputs"](after=op.after, most=op.limit)
     if has_forgettable(rows):
         yield _Q["forget_inputs"](after=op.after, last=rows[-1][0])
-    return resumable_page(op, rows, lambda *times: times)
+    return resumable_page(op, rows)
 
 
 def _list(op: ListRecords) -> Program[Listing]:

@@ -89,18 +89,15 @@ def resolve_record(
     raise StoreUnavailable(f"the record changed {TRIES} times while it was being resolved")
 
 
-def resumable_page(op: Resumable, rows: Rows, seconds: Callable[[Any, Any, Any], tuple[float, float, float]]) -> Page:
-    """The abandoned records among the rows of the statement ``inputs``.
-
-    :param seconds: turns the three times of a row into seconds: left of the lease, since the claim, until it expires.
-    """
+def resumable_page(op: Resumable, rows: Rows, second: float = 1.0) -> Page:
+    """The abandoned records among the rows of the statement ``inputs``. ``second`` is how the rows count one."""
     found = []
     for id, stored, takeover, token, attempt, fingerprint, lease, age, expires, *names, value in rows:
         if stored != State.RUNNING or takeover == Takeover.REJECT or value is None or names[1] not in op.operations:
             continue
-        times = seconds(lease, age, expires)
-        state = state_at(stored, takeover, times[0], times[2])
+        state = state_at(stored, takeover, lease, expires)
         if state is State.ABANDONED:
+            times = (lease / second, age / second, expires / second)
             found.append(Abandoned(Record(id, state, token, attempt, fingerprint, None, *times, *names), value))
     return Page(tuple(found), rows[-1][0] if len(rows) == op.limit else None)
 

@@ -43,6 +43,7 @@ from semel.sql.dialects.results import (
     COUNTED,
     OVERDUE,
     TRIES,
+    find_records,
     has_forgettable,
     list_page,
     resolve_record,
@@ -143,19 +144,7 @@ def save_step(op: SaveStep, clock: Clock | None = None) -> Program[bool]:
 
 
 def lookup(op: Lookup, clock: Clock) -> Program[Record | None]:
-    rows = yield _Q["lookup"](id=op.id)
-    if not rows:
-        return None
-    (row,) = rows
-    stored, token, attempt, fingerprint, snapshot, lease_end, created, expires, takeover, tenant, operation, key = row
-    now = clock()
-    state = state_at(stored, takeover, lease_end - now, expires - now)
-    if state is State.ABSENT:
-        return None
-    return Record(
-        op.id, state, token, attempt, fingerprint, snapshot, (lease_end - now) / 1e6, (now - created) / 1e6,
-        (expires - now) / 1e6, tenant, operation, key,
-    )  # fmt: skip
+    return find_records([op], (yield _Q["lookup"](id=op.id, now=clock())), 1e6)[0]
 
 
 def resolve(op: Resolve, clock: Clock) -> Program[State]:
@@ -192,13 +181,10 @@ def count(op: Count, clock: Clock) -> Program[int]:
 
 
 def resumable(op: Resumable, clock: Clock) -> Program[Page]:
-    now = clock()
-    rows = yield _Q["inputs"](after=op.after, now=now, most=op.limit)
+    rows = yield _Q["inputs"](after=op.after, now=clock(), most=op.limit)
     if has_forgettable(rows):
         yield _Q["forget_inputs"](after=op.after, last=rows[-1][0])
-    return resumable_page(
-        op, rows, lambda lease, created, expires: ((lease - now) / 1e6, (now - created) / 1e6, (expires - now) / 1e6)
-    )
+    return resumable_page(op, rows, 1e6)
 
 
 def list_records(op: ListRecords, clock: Clock) -> Program[Listing]:

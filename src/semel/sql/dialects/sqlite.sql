@@ -71,7 +71,8 @@ ON CONFLICT (id, origin, name) DO NOTHING
 DELETE FROM semel_step WHERE id = :id
 
 -- name: lookup (reads)
-SELECT state, token, attempt, fingerprint, snapshot, lease_end, created, expires, takeover, tenant, operation, key
+SELECT id, state, token, attempt, fingerprint, snapshot, lease_end - :now, :now - created, expires - :now, takeover,
+       tenant, operation, key
 FROM semel_record WHERE id = :id
 
 -- name: count (reads)
@@ -115,8 +116,8 @@ SELECT
 
 -- name: inputs (reads)
 -- The arguments of resumable operations, page by page; the value only for abandoned ones.
-SELECT s.id, r.state, r.takeover, r.token, r.attempt, r.fingerprint, r.lease_end, r.created, r.expires, r.tenant,
-       r.operation, r.key, CASE WHEN r.state = 1 AND r.lease_end <= :now THEN s.value END
+SELECT s.id, r.state, r.takeover, r.token, r.attempt, r.fingerprint, r.lease_end - :now, :now - r.created,
+       r.expires - :now, r.tenant, r.operation, r.key, CASE WHEN r.state = 1 AND r.lease_end <= :now THEN s.value END
 FROM (
     SELECT id, origin, value FROM semel_step WHERE name = '~input' AND id > :after ORDER BY id LIMIT :most
 ) AS s

@@ -237,14 +237,9 @@ class _Suite:
     def _prove(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         if proof.second and not self.shared:
             pytest.skip("the store is not shared between instances")
-        if proof.wakes and not self.wakes:
-            pytest.skip("the store does not declare wakes")
-        if proof.counts and not self.counts:
-            pytest.skip("the store does not declare counts")
-        if proof.resumes and not self.resumes:
-            pytest.skip("the store does not declare resumes")
-        if proof.lists and not self.lists:
-            pytest.skip("the store does not declare lists")
+        for name in ("wakes", "counts", "resumes", "lists"):
+            if getattr(proof, name) and not getattr(self, name):
+                pytest.skip(f"the store does not declare {name}")
         if proof.lists_once and self.lists_twice:
             pytest.skip("the pages of the store may show a record twice")
         if proof.keeps_expired and self.forgets_expired:
