@@ -278,7 +278,8 @@ def test_release_frees_the_key_and_is_audited(operator: Asking, guard: Semel, ca
     assert found(guard, "k1") is None
     assert guard.run("pay", key="k1", call=lambda: "again") == "again"
     (line,) = [record.getMessage() for record in caplog.records if record.name == "semel.audit"]
-    assert line == f"console: token from 127.0.0.1: release on shop id={id.hex()} operation=pay: changed"
+    assert line.startswith("release by token from 127.0.0.1 at 20")
+    assert line.endswith(f'Z: via="console" store="shop" id="{id.hex()}" operation="pay" changed=true')
 
 
 def test_resolve_stores_the_result(operator: Asking, guard: Semel) -> None:

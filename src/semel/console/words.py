@@ -73,11 +73,6 @@ def mask(text: str | None) -> str | None:
     return text[: min(4, len(text) // 3)] + "…"
 
 
-def one_line(text: str) -> str:
-    """A text as a part of one line of a log: whoever names an operation cannot write lines of their own into it."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
-
-
 def as_json(content: Any) -> str:
     """A stored value, as JSON that people can read; a text as it is."""
     return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=2, default=repr)
