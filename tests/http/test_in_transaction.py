@@ -406,7 +406,7 @@ def test_under_asgi_a_guard_that_is_async_is_refused(tmp_path: Path) -> None:
     url = str(tmp_path / "shop.db")
     service = DjangoService("function", url, AsyncSemel(AsyncMemoryStore()), lambda conn, op: None, in_loop=True)
     try:
-        with pytest.raises(ConfigurationError, match="SEMEL's GUARD is a Semel then"):
+        with pytest.raises(ConfigurationError, match="SEMEL's GUARD must be a Semel"):
             service.loop.run(service.asked("k1", raises=True))
     finally:
         service.close()
