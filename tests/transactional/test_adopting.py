@@ -41,7 +41,7 @@ def never() -> None:
 
 def test_an_unknown_connection_is_refused_and_the_known_ones_are_listed(guard: Semel) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"not on a builtins\.str.*sqlite3\.Connection.*psycopg\.Connection"
+        ConfigurationError, match=r"not a builtins\.str.*sqlite3\.Connection.*psycopg\.Connection"
     ) as error:
         guard.run_in_transaction("postgresql://app@localhost/shop", "pay", key="1", call=never)
     assert len(str(error.value).partition("supported are: ")[2].split(", ")) >= 14
