@@ -313,7 +313,7 @@ def test_mistakes_are_named_when_the_route_is_declared() -> None:
 
     async def awaited() -> None: ...
 
-    with pytest.raises(PolicyError, match="it is an async def"):
+    with pytest.raises(PolicyError, match="it must be an async def"):
         async_glue.idempotent(connection=plain)(plain)
     with pytest.raises(PolicyError, match="connection_parameter='session' names no parameter"):
         async_glue.idempotent(connection=plain, connection_parameter="session")(awaited)
