@@ -176,9 +176,13 @@ def _of_relay(match: Match) -> list[Verdict]:
 
 
 def _to_kafka(match: Match) -> list[Verdict]:
-    (times,) = (one.times_bare for one in match.standings() if one.name == ONE_RELAY)
-    assert times is not None
-    return [Verdict(f"{match.title}: at least {KAFKA:g}× {PRODUCER}", times, "×", times >= KAFKA)]
+    return [
+        Verdict(
+            f"{match.title}, {one.name}: at least {KAFKA:g}× {PRODUCER}", one.times_bare, "×", one.times_bare >= KAFKA
+        )
+        for one in match.standings()
+        if one.name in RELAY and one.times_bare is not None
+    ]
 
 
 def _over_http(match: WireMatch) -> list[Verdict]:

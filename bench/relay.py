@@ -13,7 +13,7 @@ import asyncio
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any, Final
 from uuid import uuid4
 
@@ -98,7 +98,8 @@ def kafka_matches(url: str, kafka: str) -> Iterator[list[Match]]:
         broker = WarmKafka.from_url(kafka)
         drain = _drain_async(stack, url, lambda: broker)
         contestants = [
-            Contestant(f"{PRODUCER}, from memory", "first", 1, _produce(kafka), yardstick=True),
+            Contestant(f"{PRODUCER}, from memory", "first", 1, _produce(kafka, False), yardstick=True),
+            Contestant(f"{PRODUCER}, with a report for each", "first", 1, _produce(kafka, True)),
             Contestant(ONE_RELAY, "first", 1, _turn(connection, drain)),
             Contestant(IN_A_LOG, "first", 1, _turn_of_log(connection, url, "log", drain)),
         ]
@@ -106,23 +107,42 @@ def kafka_matches(url: str, kafka: str) -> Iterator[list[Match]]:
     asyncio.run(KafkaBroker.close(broker))
 
 
-def _produce(kafka: str) -> Turn:
-    """The same messages, with the guarantees that the relay asks for."""
+def _produce(kafka: str, reports: bool) -> Turn:
+    """The same messages, with the guarantees that the relay asks for.
+
+    :param reports: whether to hear of each message that it was stored. Otherwise nobody knows which ones were not.
+    """
     from confluent_kafka import Producer
 
     servers, _, topic = kafka.removeprefix("kafka://").partition("/")
     producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 1})
-    messages = [Message(str(uuid4()), "paid", b'{"order":1}', "/bench", stream=f"order-{n}") for n in range(STREAMS)]
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    messages = [
+        Message(str(uuid4()), "paid", b'{"order":1}', "/bench", "", f"order-{n}", n, time=time(), headers=trace)
+        for n in range(1, STREAMS + 1)
+    ]
+    stored: list[None] = []
+
+    def hear(error: Any, message: Any) -> None:
+        assert error is None
+        stored.append(None)
 
     def turn(seconds: float) -> float:
         count = max(2 * BATCH, int(seconds * 40_000))
+        stored.clear()
         began = perf_counter()
         for number in range(count):
             message = messages[number % STREAMS]
-            producer.produce(topic, message.data, key=message.stream, headers=list(attributes(message).items()))
+            headers: Any = list(attributes(message).items())
+            if reports:
+                producer.produce(topic, message.data, key=message.stream, headers=headers, on_delivery=hear)
+            else:
+                producer.produce(topic, message.data, key=message.stream, headers=headers)
             producer.poll(0)
         producer.flush()
-        return count / (perf_counter() - began)
+        rate = count / (perf_counter() - began)
+        assert len(stored) == (count if reports else 0)
+        return rate
 
     return turn
 

@@ -249,8 +249,8 @@ def test_a_relay_is_measured_beside_a_bare_loop(postgres_url: str) -> None:
 def test_a_relay_to_kafka_is_measured_beside_its_library(postgres_url: str, kafka: KafkaServer) -> None:
     with relay.kafka_matches(postgres_url, kafka.topic()) as (match,):
         match.play(TINY, lambda what: None)
-    assert [standing.times_bare is not None for standing in match.standings()] == [True, True]
-    assert [verdict.unit for verdict in judge([], [match], 1)] == ["×"]
+    assert [standing.times_bare is not None for standing in match.standings()] == [True] * 4
+    assert [verdict.unit for verdict in judge([], [match], 1)] == ["×", "×"]
 
 
 def test_a_large_store_is_measured_beside_a_small_one(

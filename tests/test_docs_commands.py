@@ -18,6 +18,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,10 +27,15 @@ import psycopg
 import pytest
 import yaml
 
+from semel import errors
 from semel.cli.app import COMMANDS, make_parser
+from semel.http.contract.rules import Idempotent
 from semel.messaging.brokers.urls import BROKER_KINDS, BROKER_SCHEMES
+from semel.observe.events import EVENTS
+from semel.observe.store_state import GAUGES
 from semel.sql.migrations import MYSQL, POSTGRES
 from semel.stores.urls import KINDS, SCHEMES
+from semel.verify.audit import RULES
 from tests.test_docs import DOCS, PAGES, ROOT, code_of, name_of, skip_without_its_framework
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -322,3 +328,54 @@ def test_every_command_is_used_in_a_how_to_page() -> None:
     plain = {"diagram", "stores", "completions"}  # nothing more to say than the reference does
     assert [command.name for command in COMMANDS if f"semel {command.name}" not in how_to] == []
     assert [c.name for c in COMMANDS if f"semel {c.name}" not in everything() and c.name not in plain] == []
+
+
+def rows(page: str) -> dict[str, str]:
+    """The rows of the tables of a page, by the names in their first cells."""
+    found = {}
+    for first, rest in re.findall(r"^\| (`[^|]*) \|(.*)\|$", (DOCS / page).read_text("utf-8"), re.MULTILINE):
+        found.update(dict.fromkeys(re.findall(r"`([\w-]+)`", first), rest))
+    return found
+
+
+def test_every_rule_of_the_doctor_and_of_the_audit_is_explained() -> None:
+    sources = ("verify/doctor.py", "stores/risks.py", "stores/redis/risks.py")
+    source = "".join((ROOT / "src" / "semel" / name).read_text("utf-8") for name in sources)
+    doctor = set(re.findall(r'(?:Finding|Risk)\(\s*"([a-z-]+)"', source)) | {"unknown-outcomes", "abandoned"}
+    assert len(doctor) > 15
+    assert doctor - set(rows("how-to/doctor.md")) == set()
+    audit = rows("how-to/audit-openapi.md")
+    assert {rule: severity for rule, (severity, _) in RULES.items()} == {rule: audit[rule].split()[0] for rule in RULES}
+
+
+def test_every_metric_is_explained_and_every_event_in_a_query_exists() -> None:
+    page = (DOCS / "how-to" / "metrics.md").read_text("utf-8")
+    source = (ROOT / "src" / "semel" / "observe" / "prometheus.py").read_text("utf-8")
+    counted = set(re.findall(r'"(semel_\w+)"', source)) | set(GAUGES)
+    assert [name for name in counted if name not in page] == []
+    names = {event.name for event in EVENTS}
+    for text in (page, (DOCS / "runbook" / "alerts.md").read_text("utf-8")):
+        named = {each for query in re.findall(r'event=~?"([^"]*)"', text) for each in re.split(r"\\?\|", query)}
+        assert named - names == set()
+    in_runbook = set(re.findall(r"\(`([a-z]+_[a-z]+)`\)", (DOCS / "runbook" / "alerts.md").read_text("utf-8")))
+    assert in_runbook
+    assert in_runbook - names == set()
+
+
+def test_the_page_of_http_has_the_codes_of_errors_and_the_settings_of_a_route() -> None:
+    page = rows("reference/http.md")
+    inside = {
+        "idempotency_error",
+        "idempotency_lease_lost",
+        "idempotency_broker_unavailable",
+        "idempotency_journal_full",
+    }
+    for name in errors.__all__:
+        error = getattr(errors, name)
+        if error.code not in inside and error.code in page:
+            assert page[error.code].split()[0] == str(error.status), name
+            assert page[error.code].split()[2] == ("yes" if error.retryable else "no"), name
+    known = {getattr(errors, name).code for name in errors.__all__}
+    assert {name for name in page if name.startswith("idempotency_")} - known == set()
+    settings = {field.name for field in fields(Idempotent) if field.init} - {"protect", "changes"}
+    assert settings - set(page) == set()

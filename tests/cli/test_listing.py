@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 import time
@@ -268,8 +269,11 @@ def test_settling_asks_at_a_terminal_and_writes_an_audit_line(
     }  # fmt: skip
     assert f"semel.audit: {words[0]} by " in shown.err
     (line,) = [record.getMessage() for record in caplog.records if record.name == "semel.audit"]
-    assert 'operation="pay"' in line
-    assert 'was="unknown"' in line
+    assert re.fullmatch(
+        rf'{words[0]} by \S+@\S+ at 20\S+Z: via="cli" operation="pay" tenant="" id="[0-9a-f]{{32}}" was="unknown" '
+        "changed=true",
+        line,
+    )
     assert "doubtful" not in line
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from semel import Semel, State
 from semel.cli import main
+from tests.servers import DynamoDBServer
 
 PATIENCE = 60.0
 RUNS = "echo x >> ran; echo $$ > pid; "
@@ -106,6 +107,23 @@ def test_output_and_exit_code_are_replayed_byte_for_byte(jobs: Jobs) -> None:
     assert jobs.run(script, "--remember-failures") == first
     assert jobs.run(script) == first, "what is remembered is replayed, whatever the option says later"
     assert jobs.runs() == 1
+
+
+@pytest.mark.process
+def test_standard_input_is_the_commands_own(jobs: Jobs) -> None:
+    words = [sys.executable, "-m", "semel", "once", jobs.url, "--key", "k", "--", "cat"]
+    for text in (b"first\0", b"second"):
+        run = subprocess.run(words, input=text, capture_output=True, timeout=PATIENCE)
+        assert (run.returncode, run.stdout, run.stderr) == (0, b"first\0", b"")
+
+
+@pytest.mark.process
+def test_after_its_ttl_it_runs_again(jobs: Jobs) -> None:
+    assert jobs.run(RUNS, "--ttl", "1ms")[0] == 0
+    until(lambda: jobs.record() is None)
+    assert jobs.run(RUNS, "--ttl", "1h")[0] == 0
+    assert jobs.run(RUNS, "--ttl", "1h")[0] == 0
+    assert jobs.runs() == 2
 
 
 @pytest.mark.process
@@ -212,6 +230,34 @@ def test_a_process_that_is_left_behind_is_not_waited_for(jobs: Jobs) -> None:
 # in this process
 
 
+@pytest.mark.parametrize("options", [["--remember-failures"], ["--guarantee", "at-most-once"]])
+def test_a_command_that_was_not_started_is_not_remembered(options: list[str], tmp_path: Path) -> None:
+    words = ["once", f"sqlite:///{tmp_path / 'jobs.db'}", "--key", "a", *options, "--", str(tmp_path / "later")]
+    assert main(words) == 127
+    (tmp_path / "later").write_text("#!/bin/sh\nexit 3\n")
+    assert main(words) == 126
+    (tmp_path / "later").chmod(0o755)
+    assert main(words) == 3
+    (tmp_path / "later").unlink()
+    assert main(words) == 3, "what has run is remembered"
+
+
+@pytest.mark.server
+def test_output_that_the_store_cannot_take(
+    dynamodb: DynamoDBServer, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "here")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "here")
+    url = dynamodb.table()
+    assert main(["migrate", url]) == 0
+    words = ["once", url, "--key", "a", "--", "sh", "-c", f"echo x >> {tmp_path}/ran; head -c 600000 /dev/urandom >&2"]
+    assert main(words) == 0, "it has run, and its exit code counts"
+    capfd.readouterr()
+    assert main(words) == 76
+    assert "its result was not stored" in capfd.readouterr().err
+    assert (tmp_path / "ran").read_text() == "x\n"
+
+
 def test_what_cannot_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
     assert main(["once", url, "--key", "a", "--", str(tmp_path / "nothing")]) == 127
@@ -219,6 +265,7 @@ def test_what_cannot_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert main(["once", url, "--key", "a"]) == 2
     assert main(["once", url, "--key", "a", "--ttl", "soon", "--", "true"]) == 125
     assert main(["once", url, "--key", "a", "--max-output", "much", "--", "true"]) == 2
+    assert main(["once", url, "--key", "a", "--max-output", "33MB", "--", "true"]) == 2
     assert main(["once", "redis://127.0.0.1:1/0", "--key", "a", "--", "true"]) == 125
     with Semel(url) as guard:
         assert guard.lookup("once", "a") is None

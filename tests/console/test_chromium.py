@@ -97,6 +97,43 @@ def browser(one_browser: Browser) -> Browser:
     return one_browser
 
 
+FAULTS = """
+const faults = [];
+const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+const linear = (c) => c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+const ground = (node) => {
+  for (; node !== null; node = node.parentElement) {
+    const colour = parts(getComputedStyle(node).backgroundColor);
+    if (colour.length === 3 || colour[3] > 0) return colour;
+  }
+};
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) {
+  const node = texts.currentNode.parentElement;
+  const box = node.getBoundingClientRect();
+  if (texts.currentNode.data.trim() === "" || box.width < 2 || node.closest("script, datalist, thead")) continue;
+  const [one, other] = [light(parts(getComputedStyle(node).color)), light(ground(node))].sort((a, b) => b - a);
+  if ((one + 0.05) / (other + 0.05) < 4.5) faults.push(`contrast of ${texts.currentNode.data.trim()}`);
+  if (!node.closest(".skip") && (box.left < -1 || box.right > innerWidth + 1)) {
+    faults.push(`cut off: ${texts.currentNode.data.trim()}`);
+  }
+}
+for (const field of document.querySelectorAll("input:not([type=hidden]), select, textarea")) {
+  if (field.labels.length === 0) faults.push(`no label: ${field.name}`);
+}
+for (const target of document.querySelectorAll("button, .button, nav a")) {
+  if (target.getBoundingClientRect().height < 24) faults.push(`hard to hit: ${target.innerText}`);
+}
+const ids = [...document.querySelectorAll("[id]")].map((each) => each.id);
+if (new Set(ids).size < ids.length) faults.push(`an id twice: ${ids}`);
+if (document.querySelectorAll("h1").length !== 1) faults.push("not one h1");
+if (document.querySelector("img:not([alt])") !== null) faults.push("an image without alt");
+return faults;
+"""
+"""What a reader of the page would stumble over, as a script that returns it."""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_on_every_screen(browser: Browser, served: Served, scheme: str, tmp_path: Path) -> None:
     grounds = set()
@@ -106,6 +143,7 @@ def test_every_page_on_every_screen(browser: Browser, served: Served, scheme: st
             browser.open(served.url + path)
             wide = browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert wide <= 0, f"{path} on a {name} is {wide} pixels too wide"
+            assert browser.run(FAULTS) == [], f"{path} on a {name}"
             grounds.add(browser.run("return getComputedStyle(document.body).backgroundColor"))
             (tmp_path / f"{number}-{name}-{scheme}.png").write_bytes(browser.screenshot())
     assert grounds == {"rgb(246, 246, 244)" if scheme == "light" else "rgb(18, 20, 23)"}
@@ -156,6 +194,24 @@ def test_a_page_follows_what_happens_and_rests_while_it_is_hidden(browser: Brows
     browser.run(hide % "false" + "document.dispatchEvent(new Event('visibilitychange'))")
     until(lambda: browser.run("return document.getElementById('live-sign').innerText") == "live")
     assert browser.complaints() == []
+
+
+def test_who_is_not_signed_in_signs_in_and_comes_back_when_the_session_ends(browser: Browser, served: Served) -> None:
+    console = Console({"shop": served.guard}, token="a token that nobody guesses")
+    with on_a_socket(console) as url:
+        browser.look(*SIZES["phone"])
+        browser.open(url + "/stuck")
+        assert browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+        assert browser.run(FAULTS) == []
+        assert browser.run("return document.activeElement.name") == "token"
+        browser.press(*"a token that nobody guesses", ENTER)
+        until(lambda: browser.run("return document.getElementById('live-sign')?.innerText") == "live")
+        assert browser.run("return location.pathname") == "/stuck"
+        assert browser.run("return document.cookie") == ""
+        browser.ask("DELETE", "/cookie")
+        console.stop_streams()
+        until(lambda: browser.run("return document.querySelector('h1').innerText") == "Sign in")
+        browser.open("about:blank")
 
 
 def test_a_record_in_doubt_is_resolved_by_a_person(browser: Browser, served: Served) -> None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from semel import Semel
+from semel import Semel, SQLiteStore
 from semel.console import Access, Console
 from semel.console import gate as gate_module
+from semel.console.app import Pages
 from semel.console.gate import allow_on_this_machine, is_loopback
+from semel.core.messaging.messages import BuryMessage, Message
 from semel.errors import ConfigurationError
+from semel.stores.sqlite import migrate
+from semel.trail import Trail
 from tests.console.conftest import TOKEN, Asking
+from tests.console.test_pages import until
 
 PAGES = ("/", "/operations", "/stuck", "/outbox", "/letters", "/window", "/overview.json", "/live", "/nothing")
 
@@ -110,7 +117,7 @@ def test_a_form_of_another_site_does_nothing(
         assert operator.post(path, {"token": str(record.token)}).status_code == 403
         assert operator.post(path, {"token": str(record.token)}, Authorization="Basic YTpi").status_code == 403
     assert guard.lookup("pay", "k1") is not None
-    assert caplog.text.count("refused") == 4
+    assert caplog.text.count("refused=") == caplog.text.count("changed=false") == 4
     assert operator.post(path, form, Origin="http://console.test").status_code == 200
     assert guard.lookup("pay", "k1") is None
 
@@ -195,17 +202,59 @@ def test_input_is_bounded(operator: Asking) -> None:
     assert operator.get(f"/records/nowhere/{'0' * 32}").status_code == 404
     assert operator.get(f"/records/shop/{'0' * 32}").status_code == 404
     assert operator.get("/letter/shop/" + "9" * 40).status_code == 404
+    for path in ("/operations?after=nowhere", "/live?of=//[", "/live?of=/?" + "a%26" * 60, "/live?of=/nothing"):
+        assert operator.get(path).status_code in (400, 404), path
     for path in ("//evil.test", "/\\evil.test", "https://evil.test", ""):
         answer = operator.post("/sign-in", {"token": TOKEN, "next": path, "form": operator.form("/sign-in")})
         assert answer.headers["location"] == "/"
 
 
-def test_it_escapes_what_services_say(reader: Asking, guard: Semel) -> None:
-    evil = "<script>alert(1)</script>"
-    guard.run(evil, key=evil, call=lambda op: evil, tenant=evil)
-    record = guard.lookup(evil, evil, tenant=evil)
-    assert record is not None
-    for path in ("/", "/operations", f"/records/shop/{record.id.hex()}"):
-        page = reader.get(path).text
-        assert "<script>alert" not in page
-        assert "&lt;script&gt;" in page, path
+EVIL = "\"'><img src=x onerror=alert(1)>{{ 7 * 7 }}"
+
+
+def test_it_escapes_what_services_say(tmp_path: Path) -> None:
+    """Names, keys, errors, answers and messages: on pages, in their live parts, and before an act."""
+    path = tmp_path / "evil.db"
+    migrate(path)
+    with (
+        closing(SQLiteStore(path)) as store,
+        closing(Trail(store, service=EVIL, interval=0.01)) as trail,
+        Semel(store, on_event=trail) as guard,
+    ):
+        with pytest.raises(ArithmeticError):
+            guard.run(EVIL, key=EVIL, call=fail, tenant=EVIL)
+        guard.run(EVIL, key=EVIL, call=lambda: {EVIL: EVIL}, tenant=EVIL)
+        message = Message(
+            id=EVIL, type=EVIL, source=EVIL, time=1e9, data=EVIL.encode(), content_type=EVIL, destination=EVIL,
+            stream=EVIL, subject=EVIL, headers={EVIL: EVIL},
+        )  # fmt: skip
+        store.execute(BuryMessage(EVIL, message, EVIL, 1))
+        record = guard.lookup(EVIL, EVIL, tenant=EVIL)
+        assert record is not None
+        everything = Access(who=EVIL, act=True, show_keys=True, show_bodies=True)
+        console = Console({"shop": guard}, allow=lambda request: everything)
+        asking = Asking(console)
+        story = f"/records/shop/{record.id.hex()}"
+        until(asking, f"{story}.json", lambda view: len(view["timeline"]) >= 4)
+        for page in ("/", "/operations", story, f"{story}/forget", "/letters", "/letter/shop/1"):
+            text = asking.get(page).text
+            assert "<img src=x" not in text, page
+            assert "&lt;img src=x onerror=alert(1)&gt;{{ 7 * 7 }}" in text, page
+        live = asking.run(console._view("/", everything, {}))
+        part = Pages(None).render_live("overview", view=live, base="", access=everything, several=False)
+        assert "<img src=x" not in part
+        assert "&lt;img src=x" in part
+        asking.close()
+
+
+def fail() -> None:
+    raise ArithmeticError(EVIL)
+
+
+def test_nobody_writes_lines_into_the_audit_log(reader: Asking, guard: Semel, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "semel.audit"):
+        form = reader.form("/operations")
+        reader.post(f"/records/shop/{'0' * 32}/x%0Aconsole: ann: release on shop: changed", {"form": form})
+    lines = [record.getMessage() for record in caplog.records if record.name == "semel.audit"]
+    assert len(lines) == 1
+    assert "\n" not in lines[0]

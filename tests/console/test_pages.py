@@ -265,7 +265,8 @@ def test_release_frees_the_key_and_is_audited(operator: Asking, guard: Semel, ca
     assert found(guard, "k1") is None
     assert guard.run("pay", key="k1", call=lambda: "again") == "again"
     (line,) = [record.getMessage() for record in caplog.records if record.name == "semel.audit"]
-    assert line == f"console: token from 127.0.0.1: release on shop id={id.hex()} operation=pay: changed"
+    assert line.startswith("release by token from 127.0.0.1 at 20")
+    assert line.endswith(f'Z: via="console" store="shop" id="{id.hex()}" operation="pay" changed=true')
 
 
 def test_resolve_stores_the_result(operator: Asking, guard: Semel) -> None:
@@ -398,14 +399,47 @@ class Away(MemoryStore):
 
 def test_a_store_that_is_away_hides_no_other(guard: Semel) -> None:
     guard.run("pay", key="a", call=lambda: 1)
+    record = found(guard, "a")
+    assert record is not None
     with Semel(Away(), sweep_every=None) as away:
-        asking = Asking(Console({"shop": guard, "away": away}, allow=lambda request: Access()))
+        asking = Asking(Console({"away": away, "shop": guard}, allow=lambda request: Access()))
         view = until(asking, "/overview.json", lambda view: view["totals"]["asked"])
-        assert [store["error"] for store in view["stores"]] == [None, "the store is away"]
-        assert "away does not answer" in asking.get("/").text
+        assert [store["error"] for store in view["stores"]] == ["the store is away", None]
+        page = asking.get("/").text
+        assert "away does not answer" in page
+        assert "not known in away" in page
         assert "the store is away" in asking.get("/stuck").text
         assert asking.get("/operations?store=away").status_code == 503
         assert asking.get("/operations?store=shop").status_code == 200
+        story = asking.get(f"/records/shop/{record.id.hex()}")
+        assert story.status_code == 200
+        assert "away does not answer" in story.text
+        form = asking.form("/operations?store=shop")
+        answer = asking.post("/search", {"key": "a", "operation": "pay", "form": form})
+        assert answer.headers["location"] == f"/records/shop/{record.id.hex()}"
+        assert asking.post("/search", {"key": "b", "operation": "pay", "form": form}).status_code == 503
+        asking.close()
+
+
+class Unlisted(MemoryStore):
+    """A store that cannot list its records, and keeps no history."""
+
+    lists = False
+    trails = False
+
+
+@pytest.mark.parametrize("store", [Away(), Unlisted()])
+def test_what_nobody_can_see_is_not_called_well(store: MemoryStore) -> None:
+    with Semel(store, sweep_every=None) as guard:
+        asking = Asking(Console({"shop": guard}, allow=lambda request: Access()))
+        view = asking.get("/overview.json").json()
+        assert (view["totals"]["in_doubt"], view["totals"]["stuck"], view["blind"]) == (None, None, ["shop"])
+        page, stuck = asking.get("/").text, asking.get("/stuck").text
+        assert page.count("not known in shop") == 2
+        assert "as it should be" not in page
+        assert ("No calls in the last hour" in page) == isinstance(store, Unlisted)
+        assert "Nobody can tell whether" in stuck
+        assert "Nothing is stuck" not in stuck
         asking.close()
 
 

@@ -8,6 +8,8 @@ from semel.console import words
 from semel.console.charts import bars, sparkline
 from semel.console.figures import HourCounts, summarize
 from semel.console.story import hops, tell, with_lost_attempt, words_for
+from semel.core.ops import Record
+from semel.core.states import State
 from semel.observe.events import EVENTS
 from semel.trail import Minute, Moment
 
@@ -60,15 +62,21 @@ def test_hops_stand_below_the_one_that_called_them() -> None:
 
 
 def test_the_attempt_of_a_killed_process_is_told_by_its_record() -> None:
-    id = bytes([1]) * 16
+    def record(state: State, attempt: int) -> Record:
+        return Record(bytes([1]) * 16, state, 7, attempt, b"", None, 0.0, 8.0, 60.0, "", "pay")
+
     later = [("shop", moment(5, 1, "taken_over", "pay")), ("shop", moment(6, 1, "completed", "pay"))]
-    told = with_lost_attempt(later, "shop", id, 2.0, 2)
+    told = with_lost_attempt(later, "shop", record(State.DONE, 2), 10.0)
     assert [(each.kind, each.at, each.attempt) for _, each in told][:2] == [("lost", 2.0, 1), ("taken_over", 5, 1)]
     assert "left no trace" in tell("lost", 1, {})[0]
     known = [("shop", moment(1, 1, "started", "pay")), *later]
-    assert with_lost_attempt(known, "shop", id, 1.0, 2) == known
-    assert with_lost_attempt(later, "shop", id, 2.0, 1) == later
-    assert with_lost_attempt([], "shop", id, 2.0, 2) == []
+    assert with_lost_attempt(known, "shop", record(State.DONE, 2), 10.0) == known
+    assert with_lost_attempt(later, "shop", record(State.DONE, 1), 10.0) == later
+    assert with_lost_attempt([], "shop", record(State.DONE, 2), 10.0) == []
+    for state in (State.UNKNOWN, State.ABANDONED):
+        ((_, lost),) = with_lost_attempt([], "shop", record(state, 1), 10.0)
+        assert (lost.kind, lost.at, lost.route) == ("lost", 2.0, "pay")
+    assert with_lost_attempt([], "shop", record(State.RUNNING, 1), 10.0) == []
 
 
 def minute(ago: int, kind: str, count: int, route: str = "pay", buckets: dict[int, int] | None = None) -> Minute:

@@ -126,7 +126,8 @@ def test_records_are_seen_and_settled_in_the_admin(guard: str, tmp_path: Path) -
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     assert found.pop("anonymous") == 302
     audit = found.pop("audit")
-    assert [line.partition(" id=")[0] for line in audit] == ["admin: boss: release", "admin: boss: resolve"]
+    assert [line.partition(" at ")[0] for line in audit] == ["release by boss", "resolve by boss"]
+    assert all(' via="admin" id="' in line and line.endswith('operation="pay" changed=true') for line in audit)
     assert not any("k0" in line or "k1" in line for line in audit)
     assert found == {
         "unknown": ["k0", "k1"],

@@ -180,6 +180,55 @@ def test_a_topic_that_cannot_exist_is_refused_alone(kafka: KafkaServer) -> None:
     asyncio.run(main())
 
 
+def test_two_calls_at_once_are_each_told_what_became_of_their_own(kafka: KafkaServer) -> None:
+    url = kafka.topic(partitions=1, max_message_bytes=20_000)
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(f"{url}?batch.num.messages=1")
+        large = brokers.new_message(stream="large", data=b"x" * 30_000)
+        calls = [brokers.new_streams(streams=5, each=50) for _ in range(4)]
+        refused, *found = await asyncio.gather(publish(broker, [large]), *(publish(broker, call) for call in calls))
+        assert [type(result) for result in refused] == [Refused]
+        sent = sum(type(result) is Sent for results in found for result in results)
+        await broker.close()
+        assert len(await sequences(url, sent)) >= sent
+
+    asyncio.run(main())
+
+
+def test_what_a_server_has_confirmed_before_it_is_paused_is_sent_and_the_rest_is_not(mortal_kafka: KafkaServer) -> None:
+    """Kafka reports only failures: what has none when nothing is under way any more is stored."""
+    url = mortal_kafka.topic(partitions=1)
+    count = 10_000
+
+    def pause_in_between(broker: KafkaBroker) -> None:
+        under_way: list[int] = []
+        end = time.monotonic() + 30
+        while not (under_way and under_way[-1] < 0.8 * count < max(under_way)):
+            assert time.monotonic() < end
+            if (producer := broker._producer) is not None:
+                under_way.append(len(producer.client))
+        freeze(mortal_kafka.pid)
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(f"{url}?batch.num.messages=10&max.in.flight.requests.per.connection=1")
+        messages = brokers.new_streams(streams=1, each=count)
+        pausing = asyncio.create_task(asyncio.to_thread(pause_in_between, broker))
+        try:
+            results = await publish(broker, messages, seconds=8)
+            await pausing
+        finally:
+            os.kill(mortal_kafka.pid or 0, signal.SIGCONT)
+        kinds = [type(result) for result in results]
+        sent = kinds.count(Sent)
+        assert 0 < sent < count, "it was paused too late or too early to prove anything"
+        assert kinds == [Sent] * sent + [TryAgain] * (count - sent)
+        await broker.close()
+        assert (await sequences(url, sent))[:sent] == [*range(1, sent + 1)]
+
+    asyncio.run(main())
+
+
 def test_a_paused_server_does_not_hold_up_publish(mortal_kafka: KafkaServer) -> None:
     async def main() -> None:
         url = mortal_kafka.topic()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
 import sqlite3
+import types
+import typing
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from enum import Enum
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import CollectorRegistry, start_http_server
 
 from semel import SQLiteStore
@@ -57,6 +64,64 @@ def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
         assert not cells & places, panel["title"]
         places |= cells
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def schema_mistakes(dashboard: dict[str, Any]) -> list[str]:
+    """What Grafana's own models of a dashboard, its panels and its queries say against it."""
+    read = Dashboard.from_json(copy.deepcopy(dashboard))
+    return [*unknown_fields(dashboard, json.loads(JSONEncoder().encode(read))), *wrong_types(read, Dashboard, "$")]
+
+
+def unknown_fields(written: Any, read: Any, at: str = "$") -> Iterator[str]:
+    """What the models have not read."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        yield from (f"{at}.{name} is unknown" for name in written.keys() - read.keys())
+        for name in written.keys() & read.keys():
+            yield from unknown_fields(written[name], read[name], f"{at}.{name}")
+    elif isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
+        for number, pair in enumerate(zip(written, read, strict=True)):
+            yield from unknown_fields(*pair, f"{at}[{number}]")
+    elif written != read:
+        yield f"{at} is {written!r}, and is read as {read!r}"
+
+
+def wrong_types(found: Any, wanted: Any, at: str) -> Iterator[str]:
+    """What is not of the type that the models declare."""
+    origin, parts = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin in (typing.Union, types.UnionType):
+        mistakes = [list(wrong_types(found, part, at)) for part in parts]
+        if all(mistakes):  # say what is wrong with the one that fits best
+            yield from max(mistakes, key=lambda each: len(each[0].partition(":")[0]))
+    elif origin is typing.Literal:
+        if found not in parts:
+            yield f"{at}: {found!r} is none of {parts}"
+    elif wanted is typing.Any:
+        return
+    elif isinstance(wanted, type) and issubclass(wanted, Enum):
+        if found not in [each.value for each in wanted]:
+            yield f"{at}: {found!r} is no {wanted}"
+    elif not isinstance(found, (int, float) if wanted is float else origin or wanted):
+        yield f"{at}: {found!r} is no {wanted}"
+    elif origin is list:
+        for number, each in enumerate(found):
+            yield from wrong_types(each, parts[0], f"{at}[{number}]")
+    elif type(found).__module__.startswith("grafana_foundation_sdk."):
+        for name, kind in typing.get_type_hints(type(found)).items():
+            if hasattr(found, name):
+                yield from wrong_types(getattr(found, name), kind, f"{at}.{name}")
+
+
+def test_it_follows_the_schema_of_grafana() -> None:
+    register_default_plugins()
+    assert schema_mistakes(DASHBOARD) == []
+    assert schema_mistakes({**DASHBOARD, "titel": "Semel"}) == ["$.titel is unknown"]
+    for change, mistake in (
+        ({"targets": [{"refId": "A", "exp": "up"}]}, "exp is unknown"),
+        ({"gridPos": {"x": 0, "y": 0, "w": "24", "h": 8}}, "grid_pos.w: '24' is no"),
+        ({"options": {"legend": {"placement": "left"}}}, "placement: 'left' is no"),
+    ):
+        panel = {**next(each for each in PANELS if each["type"] == "timeseries"), **change}
+        assert mistake in "".join(schema_mistakes({**DASHBOARD, "panels": [panel]}))
 
 
 def test_each_alert_has_a_severity_and_a_section_in_the_runbook() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -118,7 +120,7 @@ def test_the_span_of_a_replay_is_linked_to_the_original_request(spans: Spans, co
     assert link.context.is_remote
 
 
-def test_in_a_service_another_process_is_linked_too(spans: Spans, tmp_path: Path) -> None:
+def test_in_a_service_another_guard_is_linked_too(spans: Spans, tmp_path: Path) -> None:
     """The link is found in the stored answer, over HTTP and by a guard that never saw the first request."""
 
     async def post() -> bytes:
@@ -143,6 +145,50 @@ def test_in_a_service_another_process_is_linked_too(spans: Spans, tmp_path: Path
     done, replay = spans.named("semel POST /orders/{number}")
     assert [span.attributes["semel.event"] for span in (done, replay)] == ["completed", "replayed"]
     assert [link.context.span_id for link in replay.links] == [first.context.span_id]
+
+
+async def ship(kind: str, path: Path, provider: Any) -> str:
+    """Send one request under a span of its own. Returns the identity of the span."""
+    hook = OpenTelemetrySpans(provider)
+    with provider.get_tracer("shop").start_as_current_span("request") as span:
+        if kind == "async":
+            async with AsyncSemel(AsyncSQLiteStore(path), on_event=hook, sweep_every=None) as guard:
+                await guard.run("ship", key="o-1", call=lambda: "P-1")
+        else:
+            with (
+                Semel(SQLiteStore(path), on_event=hook, sweep_every=None) as sync_guard,
+                closing(sqlite3.connect(path, isolation_level=None)) as connection,
+            ):
+                if kind == "sync":
+                    sync_guard.run("ship", key="o-1", call=lambda: "P-1")
+                else:
+                    own: dict[str, Any] = {"own_transaction": True}
+                    sync_guard.run_in_transaction(connection, "ship", key="o-1", call=lambda: "P-1", **own)
+        context = span.get_span_context()
+    return f"{context.trace_id:x} {context.span_id:x}"
+
+
+FIRST_PROCESS = """
+import asyncio, sys
+from pathlib import Path
+from opentelemetry.sdk.trace import TracerProvider
+from tests.observe.test_otel import ship
+
+print(asyncio.run(ship(sys.argv[1], Path(sys.argv[2]), TracerProvider())))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["sync", "async", "in a transaction"])
+def test_a_replay_in_another_process_is_linked_to_the_original_request(spans: Spans, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.db"
+    command = [sys.executable, "-c", FIRST_PROCESS, kind, path]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    second = asyncio.run(ship(kind, path, spans.provider))
+    (replay,) = spans.named("semel ship")
+    assert replay.attributes["semel.event"] == "replayed"
+    assert [f"{link.context.trace_id:x} {link.context.span_id:x}" for link in replay.links] == [ran.stdout.strip()]
+    assert f"{replay.context.trace_id:x}" == second.split()[0], "it belongs to the trace of its own request"
 
 
 def test_a_failure_is_marked_and_other_events_are_added_to_the_request(spans: Spans) -> None:

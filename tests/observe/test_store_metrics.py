@@ -72,6 +72,40 @@ def store_states(store: Any) -> dict[str, State]:
     return {record.key or "": record.state for record in store.execute(ListRecords()).records}
 
 
+def test_a_record_that_hangs_stays_in_sight_behind_newer_ones() -> None:
+    store = MemoryStore()
+    claim(store, "hangs", 3600.0)
+    watch = StoreWatch(store, look=3)
+    assert running(watch.look()) == 1
+    with Semel(store, sweep_every=None) as guard:
+        for number in range(20):
+            guard.run("op", key=f"newer {number}", call=lambda: 1)
+        assert running(watch.look()) == 1
+        assert running(StoreWatch(store, look=3).look()) == 0, "the newest ones do not show it"
+        guard.release("op", "hangs", force=True)
+    assert running(watch.look()) == 0
+
+
+def test_a_record_that_hung_before_the_first_look_is_found_by_the_looks_that_follow() -> None:
+    store = MemoryStore()
+    with Semel(store, sweep_every=None) as guard:
+        for number in range(10):
+            guard.run("op", key=f"older {number}", call=lambda: 1)
+        claim(store, "hangs", 3600.0)
+        for number in range(10):
+            guard.run("op", key=f"newer {number}", call=lambda: 1)
+        watch = StoreWatch(store, look=3)
+        found = [running(watch.look()) for _ in range(20)]
+    first = found.index(1)
+    assert 0 < first < 7
+    assert found[first:] == [1] * (20 - first), "it stays in sight, also when the looks begin again"
+
+
+def running(state: StoreState) -> int:
+    assert state.unfinished is not None
+    return state.unfinished[State.RUNNING].records
+
+
 class Counting(MemoryStore):
     """Counts what it is asked, and may fail or hang."""
 

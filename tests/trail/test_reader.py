@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
 import pytest
 
 from semel import ConfigurationError, MemoryStore
+from semel.cli.app import main
 from semel.core.keys import identity
 from semel.core.trail.minutes import MinuteCounter, bucket_end, bucket_of, minute_row, quantile, sum_rows
 from semel.core.trail.moments import ForgetTrail, KeepTrail, Links, Moment
@@ -130,6 +132,50 @@ def test_old_moments_and_minutes_are_forgotten(history: History) -> None:
     assert [each.at for each in history.story(identity("", "pay", "a"))] == [pytest.approx(now)]
     assert history.execute(ForgetTrail(3600.0, 3600.0, 100)) == 1
     assert [each.at for each in history.minutes(0)] == [int(now) // 60 * 60]
+
+
+@pytest.mark.parametrize("kind", marked("redis", "async-redis", "redis-cluster"))
+def test_redis_forgets_what_is_old_among_the_newest(kind: str, open_history: Callable[[str], History]) -> None:
+    """The story of a key expires by itself. The newest moments of all keys do not: they are added to all the time."""
+    history = open_history(kind)
+    now = time.time()
+    counter = MinuteCounter()
+    counter.add(now - 7200, "pay", "started", None)
+    counter.add(now, "pay", "started", None)
+    history.execute(keep(*[moment(now - 7200 * (2 - n), started("a"), n) for n in range(3)], counter=counter))
+    assert history.execute(ForgetTrail(3600.0, 86400.0, 100)) == 2
+    for kinds in ((), ["started"]):
+        assert [each.at for each in history.recent(kinds=kinds)] == [pytest.approx(now)]
+    assert len(history.minutes(0)) == 2
+    assert history.execute(ForgetTrail(3600.0, 3600.0, 100)) == 1
+    assert [each.at for each in history.minutes(0)] == [int(now) // 60 * 60]
+
+
+@pytest.mark.parametrize("kind", marked("sqlite", "postgres", "mysql", "redis"))
+def test_semel_sweep_forgets_the_history_that_nobody_writes_any_more(
+    kind: str, open_history: Callable[[str], History], capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = open_history(kind)
+    url = f"sqlite:///{history.url}" if kind == "sqlite" else history.url
+    now = time.time()
+    counter = MinuteCounter()
+    for day in (8, 1, 0):
+        counter.add(now - day * 86400, "pay", "started", None)
+    history.execute(keep(*[moment(now - 7200 * (2 - n), started("a"), n) for n in range(3)], counter=counter))
+    assert main(["sweep", url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"removed": 0, "unknown": 0}
+    assert (len(history.recent()), len(history.minutes(0))) == (3, 3)
+    assert main(["sweep", url, "--all", "--limit", "1", "--trail-keep", "1h", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"removed": 0, "unknown": 0, "history": 3}
+    assert [each.at for each in history.recent()] == [pytest.approx(now)]
+    assert len(history.minutes(0)) == 2
+    assert main(["sweep", url, "--trail-keep", "1h", "--trail-keep-minutes", "2h"]) == 0
+    assert capsys.readouterr().out.endswith("forgot 1 events and minutes of the history\n")
+
+
+def test_semel_sweep_refuses_a_store_without_a_history(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "dynamodb://eu-west-1/records", "--trail-keep", "6h"]) == 2
+    assert "keeps no history of events" in capsys.readouterr().err
 
 
 def test_a_store_without_a_trail_is_refused() -> None:

@@ -24,6 +24,7 @@ from difflib import get_close_matches
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
+from semel.engine.audit_log import log_act
 from semel.errors import ConfigurationError, NotMigrated, NotResolvable, RequestError, SemelError, StoreError
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ INTERRUPTED: Final = 130
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 NOTICED_WITHIN: Final = 0.05
 """Seconds."""
-AUDIT_LOG: Final = logging.getLogger("semel.audit")
 STORE_VARIABLE: Final = "SEMEL_STORE"
 """The URL of the store, for commands that are called without one. It keeps passwords out of ``ps``."""
 
@@ -141,9 +141,8 @@ def write_audit(action: str, **what: Any) -> None:
 
     :param what: the record by its identity, never by its key: a key may be private, and logs travel far.
     """
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    line = f"{action} by {who_is_here()} at {at}: " + " ".join(f"{name}={as_json(it)}" for name, it in what.items())
-    AUDIT_LOG.info("%s", line)
+    # At the level INFO: without any set-up, what is shown here would be shown twice.
+    line = log_act(action, who_is_here(), "cli", level=logging.INFO, **what)
     say(f"semel.audit: {line}", sys.stderr)
 
 

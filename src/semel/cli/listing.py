@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.cli.commands import (
-    AUDIT_LOG,
     FAILED,
     INTERRUPTED,
     OK,
@@ -31,6 +31,7 @@ from semel.cli.commands import (
 )
 from semel.core.ops import Record
 from semel.core.states import State
+from semel.engine.audit_log import log_act
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -274,7 +275,8 @@ def purge(args: argparse.Namespace) -> int:
                 for records in walk.pages(args.limit):
                     for record in _freed(guard, records, stopping):
                         deleted += 1
-                        AUDIT_LOG.info("purge by %s: operation=%s id=%s", who, record.operation, record.id.hex())
+                        operation, identity = record.operation, record.id.hex()
+                        log_act("purge", who, "cli", level=logging.INFO, operation=operation, id=identity)
                     walk.progress.show(f"{deleted:,} of {count:,} deleted …")
                 _sweep(guard, deleted)
             finally:

@@ -19,7 +19,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 from semel.cli.commands import Command, add_url, as_json, say
-from semel.errors import InProgress, KeyExpired, KeyReused, OutcomeUnknown, PolicyError, SemelError
+from semel.errors import (
+    InProgress,
+    KeyExpired,
+    KeyReused,
+    OutcomeUnknown,
+    PolicyError,
+    ResultNotStored,
+    SemelError,
+)
 
 if TYPE_CHECKING:
     from semel.engine.operation import Operation
@@ -29,17 +37,21 @@ REUSED: Final = 65
 BUSY: Final = 75
 """Another process runs it now: try again later."""
 DOUBTFUL: Final = 76
-"""An earlier run ended without an outcome, and may not be repeated: ``semel release`` or ``semel resolve`` it."""
+"""An earlier run ended without an outcome, and may not be repeated: ``semel release`` or ``semel resolve`` it. Or this
+run's outcome could not be stored: the store was lost while the command ran.
+"""
 NOT_RUN: Final = 125
 """Semel failed, and the command was not run: the store could not be reached, or a setting is wrong."""
 NOT_EXECUTABLE: Final = 126
-"""The command cannot be started."""
+"""The command cannot be started. That is never remembered."""
 NOT_FOUND: Final = 127
-"""There is no such command."""
+"""There is no such command. That is never remembered."""
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _BY_THE_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)
 """Signals that a terminal sends to the command as well."""
 _CHUNK: Final = 65_536
+_MOST_OUTPUT: Final = 32_000_000
+"""Bytes. A store takes no more than the limit of the codec, 64 MiB, and bytes grow when they are stored."""
 _LINGER: Final = 2.0
 """Seconds to wait for the end of the output when the command has ended and a process that it left behind has not."""
 _SWEPT: Final = 100
@@ -86,7 +98,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--max-output",
         default="1MB",
         metavar="SIZE",
-        help="how much of the output is remembered; a replay says if there was more (default: 1MB)",
+        help="how much of the output is remembered, at most 32MB; a replay says if there was more (default: 1MB)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the output")
     parser.set_defaults(command=[])
@@ -108,29 +120,38 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.command:
         raise PolicyError("say what to run, after two dashes: semel once URL --key K -- command …")
-    runner = _Runner(args.command, bytes_in(args.max_output), quiet=args.json)
-    remembers = args.remember_failures or args.guarantee == "at-most-once"
+    max_output = bytes_in(args.max_output)
+    if max_output > _MOST_OUTPUT:
+        raise PolicyError(f"--max-output is at most {_MOST_OUTPUT // 10**6}MB: let the command write more into a file")
+    runner = _Runner(args.command, max_output, quiet=args.json)
+    at_most_once = args.guarantee == "at-most-once"
+    remembers = args.remember_failures or at_most_once
 
     def handler(op: Operation) -> dict[str, Any]:
         result = runner.run({"SEMEL_KEY": args.key, "SEMEL_ATTEMPT": str(op.attempt)})
-        if result["code"] and not remembers:
+        if not runner.started or (result["code"] and not remembers):
             raise _Failed(result)
         return result
 
     try:
         with runner, Semel(open_store(args.url), sweep_every=None) as guard:
-            outcome = guard.run_outcome(
-                args.operation,
-                key=args.key,
-                tenant=args.tenant or None,
-                fingerprint={"command": args.command},
-                call=handler,
-                guarantee=args.guarantee.replace("-", "_"),
-                ttl=None if args.ttl == "forever" else args.ttl,
-                lease=args.lease,
-                on_duplicate="raise" if args.wait is None else Wait(args.wait),
-                completion_timeout="30s",
-            )
+            try:
+                outcome = guard.run_outcome(
+                    args.operation,
+                    key=args.key,
+                    tenant=args.tenant or None,
+                    fingerprint={"command": args.command},
+                    call=handler,
+                    guarantee=args.guarantee.replace("-", "_"),
+                    ttl=None if args.ttl == "forever" else args.ttl,
+                    lease=args.lease,
+                    on_duplicate="raise" if args.wait is None else Wait(args.wait),
+                    completion_timeout="30s",
+                )
+            except _Failed:
+                if at_most_once and not runner.started:  # it remembers every failure, but here nothing has run
+                    guard.release(args.operation, args.key, tenant=args.tenant or None, stored="any")
+                raise
             with suppress(SemelError):  # nobody else may sweep a store that only commands use
                 guard.sweep(_SWEPT)
     except _Failed as failed:
@@ -138,9 +159,12 @@ def run(args: argparse.Namespace) -> int:
     except KeyReused:
         say(f"semel: {args.operation}[{args.key}]: this key was used for another command", sys.stderr)
         return REUSED
+    except ResultNotStored as error:
+        say(f"semel: {error}", sys.stderr)
+        return DOUBTFUL if error.result is None else _report(args, error.result, replayed=False, ran=True)
     except SemelError as error:
         say(f"semel: {error}", sys.stderr)
-        return _exit_code(error)
+        return DOUBTFUL if runner.started else _exit_code(error)
     return _report(args, outcome.value, outcome.replayed, runner.ran)
 
 
@@ -184,11 +208,11 @@ class _Runner:
         self._quiet = quiet
         self._left = max_output
         self._dropped = 0
-        self._output: list[tuple[int, bytes]] = []
+        self._output: list[tuple[int, bytearray]] = []
         self._lock = threading.Lock()
         self._signals = ExitStack()
         """Restores the handlers of signals."""
-        self.ran = False
+        self.ran = self.started = False
 
     def run(self, environment: dict[str, str]) -> dict[str, Any]:
         self.ran = True
@@ -208,6 +232,7 @@ class _Runner:
         except OSError as error:
             self._take(2, f"semel: cannot run {self._command[0]}: {error.strerror}\n".encode(), sys.stderr.buffer)
             return self._result(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
+        self.started = True
         assert process.stdout is not None
         assert process.stderr is not None
         readers = [
@@ -258,13 +283,13 @@ class _Runner:
             self._left -= len(kept)
             self._dropped += len(chunk) - len(kept)
             if kept:
-                if self._output and self._output[-1][0] == fd:
-                    kept = self._output.pop()[1] + kept
-                self._output.append((fd, kept))
+                if not self._output or self._output[-1][0] != fd:
+                    self._output.append((fd, bytearray()))
+                self._output[-1][1].extend(kept)
 
     def _result(self, code: int) -> dict[str, Any]:
         with self._lock:
-            return {"code": code, "output": list(self._output), "dropped": self._dropped}
+            return {"code": code, "output": [(fd, bytes(part)) for fd, part in self._output], "dropped": self._dropped}
 
 
 def _dies_with(parent: int) -> Callable[[], None] | None:

@@ -125,44 +125,79 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="also forget messages that consumers applied longer ago than this: the keep= of their inbox, such as 15d",
     )
+    parser.add_argument(
+        "--trail-keep",
+        metavar="TIME",
+        help="also forget events of the history that are older than this: the keep= of its Trail, such as 6h",
+    )
+    parser.add_argument(
+        "--trail-keep-minutes",
+        metavar="TIME",
+        default="7d",
+        help="with --trail-keep: forget minutes that are older than this, the keep_minutes= of its Trail (default: 7d)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def sweep(args: argparse.Namespace) -> int:
     from semel.core.messaging.messages import PurgeInbox
     from semel.core.policy import seconds
-    from semel.stores.urls import has_outbox
+    from semel.core.trail.moments import ForgetTrail
+    from semel.stores.urls import check_trails_of, has_outbox
 
-    removed = unknown = forgotten = 0
-    keep = None if args.inbox_keep is None else seconds(args.inbox_keep, "--inbox-keep")
-    if keep is not None and not has_outbox(args.url):
+    inbox, moments = (
+        None if text is None else seconds(text, option)
+        for text, option in ((args.inbox_keep, "--inbox-keep"), (args.trail_keep, "--trail-keep"))
+    )
+    minutes = seconds(args.trail_keep_minutes, "--trail-keep-minutes")
+    if inbox is not None and not has_outbox(args.url):
         raise StoreURLError("--inbox-keep is for PostgreSQL, MySQL and SQLite: other stores have no inbox")
+    if moments is not None:
+        check_trails_of(args.url)
     progress = Progress()
+    counts = {"removed": 0, "unknown": 0}
+
+    def sweep_records() -> int:
+        swept = guard.sweep(args.limit)
+        counts["unknown"] += swept.unknown
+        counts["removed"] += swept.removed
+        return swept.removed + swept.unknown
+
+    def forget_messages() -> int:
+        assert inbox is not None
+        gone = guard.store.execute(PurgeInbox(inbox, args.limit))
+        counts["forgotten"] = counts.get("forgotten", 0) + gone
+        return gone
+
+    def forget_history() -> int:
+        assert moments is not None
+        gone = guard.store.execute(ForgetTrail(moments, minutes, args.limit))
+        counts["history"] = counts.get("history", 0) + gone
+        return gone
+
+    work = [sweep_records]
+    work += [forget_messages] if inbox is not None else []
+    work += [forget_history] if moments is not None else []
     with open_guard(args.url) as guard, stop_on_signals() as stopping:
         try:
-            while not stopping.is_set():
-                swept = guard.sweep(args.limit)
-                removed += swept.removed
-                unknown += swept.unknown
-                progress.show(f"{removed:,} removed …")
-                if not args.all or swept.removed + swept.unknown < args.limit:
-                    break
-            while keep is not None and not stopping.is_set():
-                gone = guard.store.execute(PurgeInbox(keep, args.limit))
-                forgotten += gone
-                progress.show(f"{forgotten:,} messages forgotten …")
-                if not args.all or gone < args.limit:
-                    break
+            for step in work:
+                while not stopping.is_set():
+                    gone = step()
+                    progress.show(f"{sum(counts.values()):,} removed …")
+                    if not args.all or gone < args.limit:
+                        break
         finally:
             progress.clear()
     if args.json:
-        messages = {} if keep is None else {"forgotten": forgotten}
-        print(as_json({"removed": removed, "unknown": unknown, **messages}))
+        print(as_json(counts))
         return INTERRUPTED if stopping.is_set() else OK
-    records = "record" if removed == 1 else "records"
-    print(f"removed {removed} expired {records}" + (f"; {unknown} became unknown" if unknown else ""))
-    if keep is not None:
-        print(f"forgot {forgotten} messages of the inbox")
+    records = "record" if counts["removed"] == 1 else "records"
+    unknown = f"; {counts['unknown']} became unknown" if counts["unknown"] else ""
+    print(f"removed {counts['removed']} expired {records}{unknown}")
+    if "forgotten" in counts:
+        print(f"forgot {counts['forgotten']} messages of the inbox")
+    if "history" in counts:
+        print(f"forgot {counts['history']} events and minutes of the history")
     return INTERRUPTED if stopping.is_set() else OK
 
 

@@ -25,7 +25,7 @@ from semel.console.watched import Watched, watch_stores
 from semel.console.ways import LONGEST_RESULT, MOST_LETTERS, Done, act, find_way, move_letters, refuse
 from semel.core.messaging.messages import LetterFilter
 from semel.core.policy import Duration, seconds
-from semel.errors import MissingDependency, SemelError, StoreError
+from semel.errors import MissingDependency, PolicyError, SemelError, StoreError
 from semel.stores.sizing import size
 
 try:
@@ -179,7 +179,7 @@ class Console:
         except TooManyTries:
             response = page.problem(429, "Too many wrong tokens", "Wait a second, and try again.")
             response.headers["Retry-After"] = "1"
-        except BadQuery as error:
+        except (BadQuery, PolicyError) as error:
             response = page.problem(400, "This address asks for something else", str(error))
         except NotThere as error:
             response = page.problem(404, "Not here", str(error))
@@ -333,10 +333,13 @@ class Console:
         """Send the live part of a page whenever it has changed."""
         access = page.access
         assert access is not None
-        address = urlsplit(request.query_params.get("of", "/"))
+        try:
+            address = urlsplit(request.query_params.get("of", "/"))
+            query = dict(parse_qsl(address.query, max_num_fields=50))
+        except ValueError:
+            raise BadQuery("of is the address of a page of this console") from None
         if self._streams >= MOST_STREAMS or _match(self._gets, address.path) is None:
             return page.problem(503 if self._streams >= MOST_STREAMS else 404, "Not live", "Reload the page.")
-        query = dict(parse_qsl(address.query, max_num_fields=50))
         return StreamingResponse(
             self._changes(page, access, address.path, query), media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
@@ -375,7 +378,12 @@ def _environment() -> Environment:
         lstrip_blocks=True, auto_reload=False,
     )  # fmt: skip
     environment.filters.update(
-        count=words.count, rate=words.rate, percent=words.percent, span=words.span, size=size, json=words.as_json
+        count=words.count,
+        rate=words.rate,
+        percent=words.percent,
+        span=words.unbroken_span,
+        size=size,
+        json=words.as_json,
     )
     environment.globals.update(
         sparkline=charts.sparkline, bars=charts.bars, shape=charts.shape, version=_VERSION, query=urlencode

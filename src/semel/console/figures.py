@@ -99,6 +99,7 @@ def summarize(counted: Iterable[tuple[str, HourCounts]], now: float) -> dict[str
         "totals": totals,
         "series": series,
         "minutes": _minutes_to_show(series),
+        "peak": max(map(sum, zip(*series.values(), strict=True))),
         "operations": rows[:MOST_OPERATIONS],
         "more_operations": max(0, len(rows) - MOST_OPERATIONS),
         "dropped": dropped,

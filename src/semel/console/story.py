@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from semel.console.words import clock, instant, span
+from semel.core.ops import Record
+from semel.core.states import State
 from semel.trail import Moment
 
 
@@ -127,17 +129,15 @@ def _depth(link: str | None, parents: dict[str, str]) -> int:
 
 
 def with_lost_attempt(
-    found: Sequence[tuple[str, Moment]], store: str, id: bytes, began: float, attempt: int
+    found: Sequence[tuple[str, Moment]], store: str, record: Record, now: float
 ) -> list[tuple[str, Moment]]:
-    """Add the first attempt if only its record tells of it: a process that is killed takes its last events with it.
-
-    :param began: when the first attempt was claimed.
-    :param attempt: the number of the newest one.
-    """
-    own = [moment for _, moment in found if moment.id == id]
-    if attempt < 2 or not own or any(moment.kind == "started" for moment in own):
+    """Add the first attempt if only its record tells of it: a process that is killed takes its last events with it."""
+    own = [moment for _, moment in found if moment.id == record.id]
+    lost = record.state in (State.ABANDONED, State.UNKNOWN) or (record.attempt > 1 and own)
+    if not lost or any(moment.kind == "started" for moment in own):
         return list(found)
-    first = Moment(min(began, own[0].at), id, "lost", own[0].route, "unknown", 1, b"", {}, b"")
+    began = min([now - record.age, *(moment.at for moment in own)])
+    first = Moment(began, record.id, "lost", record.operation, "unknown", 1, b"", {}, b"")
     return sorted([*found, (store, first)], key=lambda pair: (pair[1].at, pair[1].number))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -99,8 +99,10 @@ class Views:
         view = summarize(((name, tally) for name, part in parts.items() for tally in part["hour"]), now)
         troubled = {name: part["trouble"] for name, part in parts.items()}
         states = Counter(record.state for part in parts.values() for record in part["attention"].records)
-        view["totals"]["in_doubt"] = states[State.UNKNOWN]
-        view["totals"]["stuck"] = states[State.ABANDONED] + states[State.RUNNING]
+        blind = self._blind(parts)
+        in_doubt, stuck = states[State.UNKNOWN], states[State.ABANDONED] + states[State.RUNNING]
+        unknown = None if len(blind) == len(parts) else 0
+        view["totals"] |= {"in_doubt": in_doubt or unknown, "stuck": stuck or unknown}
         return {
             **view,
             "page": "overview",
@@ -110,6 +112,7 @@ class Views:
             "reading": any(watched.reading for watched in self.watched.values()),
             "sampled": _sampled(parts),
             "looked_at": _looked_at(parts),
+            "blind": blind,
             "stores": [_store(name, part) for name, part in parts.items()],
             "trouble": _trouble(troubled)[:8],
         }
@@ -144,18 +147,21 @@ class Views:
             listing.after, listing.looked_at,
         )  # fmt: skip
 
+    def _blind(self, parts: dict[str, View]) -> list[str]:
+        """The stores of which nobody can say that nothing is stuck: they do not answer, or cannot list."""
+        return [name for name, part in parts.items() if part["error"] or not self.watched[name].lists]
+
     def _is_stuck(self, record: Record) -> bool:
         if record.state is State.RUNNING:
             return record.age >= self._too_long
         return record.state in (State.UNKNOWN, State.ABANDONED)
 
-    async def _of_each(self, ask: Any) -> dict[str, View]:
+    async def _of_each(self, ask: Callable[[WatchedStore], Awaitable[View]]) -> dict[str, View]:
         """Ask all stores at once. A store that does not answer must not hide the others."""
 
         async def one(watched: WatchedStore) -> View:
             try:
-                found: View = await ask(watched)
-                return found
+                return await ask(watched)
             except StoreError as error:
                 return {**_NOTHING, "error": str(error)}
 
@@ -206,36 +212,45 @@ class Views:
         if not key:
             raise BadQuery("write the key as the client sent it, or the 32 digits of an identity")
         wanted = self.watched.values() if not field(query, "store", 40) else [self.find(field(query, "store", 40))]
+        failed: StoreError | None = None
         for watched in wanted:
-            if len(key) == 32 and not set(key.lower()) - set("0123456789abcdef"):
-                id = bytes.fromhex(key)
-                if await watched.lookup(id) is not None or await watched.story(id):
-                    return watched.name, id.hex()
-            names = [operation]
-            if not operation:
-                listing = await watched.list(limit=LOOK) if watched.lists else Listing((), None, 0)
-                names = await self._known_operations(watched, listing)
             try:
-                tries = (watched.guard.lookup(name, key, tenant=tenant or None) for name in names)
-                records = await asyncio.gather(*tries)
-            except StoreError:
-                raise
-            except SemelError as error:
-                raise BadQuery(str(error)) from None
-            for record in records:
-                if record is not None:
-                    return watched.name, record.id.hex()
+                id = await self._find_in(watched, key, operation, tenant)
+            except StoreError as error:
+                failed = failed or error
+            else:
+                if id is not None:
+                    return watched.name, id.hex()
+        if failed is not None:  # it may be there
+            raise failed
         return None
+
+    async def _find_in(self, watched: WatchedStore, key: str, operation: str, tenant: str) -> bytes | None:
+        if len(key) == 32 and not set(key.lower()) - set("0123456789abcdef"):
+            id = bytes.fromhex(key)
+            if await watched.lookup(id) is not None or await watched.story(id):
+                return id
+        names = [operation]
+        if not operation:
+            listing = await watched.list(limit=LOOK) if watched.lists else Listing((), None, 0)
+            names = await self._known_operations(watched, listing)
+        try:
+            records = await asyncio.gather(*(watched.guard.lookup(name, key, tenant=tenant or None) for name in names))
+        except StoreError:
+            raise
+        except SemelError as error:
+            raise BadQuery(str(error)) from None
+        return next((record.id for record in records if record is not None), None)
 
     async def record(self, access: Access, store: str, id: bytes) -> View:
         """The story of one key."""
         watched = self.find(store)
-        record, found = await asyncio.gather(watched.lookup(id), self._chain(id))
+        record, (found, silent) = await asyncio.gather(watched.lookup(id), self._chain(id))
         if record is None and not found:
             raise NotThere("There is no record with this identity. It was released, or it has expired.")
         state = State.ABSENT if record is None else record.state
         if record is not None:
-            found = with_lost_attempt(found, watched.name, id, time.time() - record.age, record.attempt)
+            found = with_lost_attempt(found, watched.name, record, time.time())
         hop_list = hops(found, id)
         return {
             "page": "record",
@@ -249,21 +264,32 @@ class Views:
             "timeline": timeline(found, id),
             "hops": hop_list if len(hop_list) > 1 else [],
             "history": watched.trail is not None,
+            "silent": silent,
             "ways": [_way(way) for way in ways_out(state)],
             "may_act": access.act,
         }
 
-    async def _chain(self, id: bytes) -> list[tuple[str, Moment]]:
-        """All moments of the chain of a record, from all stores, by time. The history may be in another one."""
-        everywhere = list(self.watched.values())
-        stories = await asyncio.gather(*(each.story(id) for each in everywhere))
-        found = [(each.name, moment) for each, story in zip(everywhere, stories, strict=True) for moment in story]
+    async def _chain(self, id: bytes) -> tuple[list[tuple[str, Moment]], list[str]]:
+        """All moments of the chain of a record, from all stores, by time, and the stores that do not answer.
+
+        The history may be in another store than the record.
+        """
+        found, silent = await self._moments(lambda watched: watched.story(id))
         root = next((moment.root for _, moment in found if moment.root), b"")
-        if root and len(everywhere) > 1:
-            chains = await asyncio.gather(*(each.lineage(root) for each in everywhere))
-            found += [(each.name, moment) for each, chain in zip(everywhere, chains, strict=True) for moment in chain]
+        if root and len(self.watched) > 1:
+            found += (await self._moments(lambda watched: watched.lineage(root)))[0]
         unique = {moment.number: (name, moment) for name, moment in found}
-        return sorted(unique.values(), key=lambda pair: (pair[1].at, pair[1].number))
+        return sorted(unique.values(), key=lambda pair: (pair[1].at, pair[1].number)), silent
+
+    async def _moments(
+        self, ask: Callable[[WatchedStore], Awaitable[Any]]
+    ) -> tuple[list[tuple[str, Moment]], list[str]]:
+        async def one(watched: WatchedStore) -> View:
+            return {**_NOTHING, "moments": await ask(watched)}
+
+        parts = await self._of_each(one)
+        found = [(name, moment) for name, part in parts.items() for moment in part.get("moments", ())]
+        return found, [name for name, part in parts.items() if part["error"]]
 
     async def stuck(self, access: Access, query: Mapping[str, str]) -> View:
         """What does not go on by itself: why, and the way out."""
@@ -295,7 +321,7 @@ class Views:
             "too_long": self._too_long,
             "count": sum(group["count"] for group in groups),
             "looked_at": _looked_at(parts),
-            "unlisted": [watched.name for watched in self.watched.values() if not watched.lists],
+            "blind": self._blind(parts),
             "errors": _errors(parts),
         }
 
@@ -354,7 +380,7 @@ class Views:
             raise NotThere(f"{watched.name} has no dead letters: they are in SQL databases.")
         filter = letter_filter(query)
         after = field(query, "after", 20)
-        if after and not (after.isascii() and after.isdigit()):
+        if after and not (after.isascii() and after.isdigit() and len(after) < 19):
             raise BadQuery("after is the position of the last letter of the page before")
         found, count = await asyncio.gather(
             watched.letters(filter, int(after or 0), PAGE), watched.count_letters(filter)

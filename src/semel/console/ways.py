@@ -16,10 +16,10 @@ from semel.console.watched import WatchedStore
 from semel.core.messaging.messages import LetterFilter
 from semel.core.ops import Record
 from semel.core.states import State
+from semel.engine.audit_log import log_act
 from semel.errors import KeyInvalid, NotResolvable, PolicyError, SemelError
 from semel.messaging.aio_deadletters import describe_filter
 
-AUDIT: Final = logging.getLogger("semel.audit")
 LONGEST_RESULT: Final = 8192
 MOST_LETTERS: Final = 1000
 """Dead letters that one act moves or deletes."""
@@ -171,11 +171,9 @@ async def move_letters(watched: WatchedStore, access: Access, what: str, filter:
 
 def refuse(access: Access, what: str, why: str) -> None:
     """Write down that an act was refused before it was tried."""
-    AUDIT.warning("console: %s: refused %s: %s", access.who, what, why)
+    log_act(what, access.who, "console", changed=False, refused=why)
 
 
 def _audit(access: Access, what: str, watched: WatchedStore, done: Done, **about: Any) -> None:
-    words = " ".join(f"{name}={value}" for name, value in about.items())
     level = logging.WARNING if done.changed else logging.INFO
-    AUDIT.log(level, "console: %s: %s on %s %s: %s", access.who, what, watched.name, words,
-              "changed" if done.changed else "nothing changed")  # fmt: skip
+    log_act(what, access.who, "console", changed=done.changed, level=level, store=watched.name, **about)

@@ -50,6 +50,11 @@ def span(seconds: float | None) -> str:
     return "0 s" if seconds == 0 else f"{seconds * 1e6:.0f} µs"
 
 
+def unbroken_span(seconds: float | None) -> str:
+    """A duration that is not broken before its unit at the end of a line."""
+    return span(seconds).replace(" ", "\xa0")
+
+
 def clock(at: float) -> str:
     """The time of day of an instant, in UTC: ``14:03:07``; with the date if it was before yesterday."""
     far = abs(time.time() - at) > 86400

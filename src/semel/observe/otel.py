@@ -127,7 +127,8 @@ class OpenTelemetryStoreMetrics:
         :param store: a sync store, or the URL of a store. In an event loop, pass the URL.
         :param meter_provider: defaults to the global one.
         :param every: how often the store is looked into, at most.
-        :param look: how many records it looks at to find those that are not finished, the newest ones first.
+        :param look: how many records it looks at to find those that are not finished: so many of the newest, and so
+            many of the others, further on at each look.
         """
         self._watch = StoreWatch(store, every=every, look=look)
         meter = _meter(meter_provider)

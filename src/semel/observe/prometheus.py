@@ -244,7 +244,8 @@ class StoreMetrics:
         :param registry: defaults to that of prometheus-client. If you merge the metrics of several processes, pass the
             registry of the ``MultiProcessCollector``.
         :param every: how often the store is looked into, at most.
-        :param look: how many records it looks at to find those that are not finished, the newest ones first.
+        :param look: how many records it looks at to find those that are not finished: so many of the newest, and so
+            many of the others, further on at each look.
         """
         client = require("prometheus_client", "prometheus", "prometheus-client")
         self._watch = StoreWatch(store, every=every, look=look)

@@ -10,7 +10,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -21,7 +21,7 @@ from semel.core.messaging.messages import (
     LetterFilter,
     OutboxState,
 )
-from semel.core.ops import ListRecords, Measure, Size
+from semel.core.ops import ListRecords, Lookup, Measure, Record, Size
 from semel.core.policy import Duration, seconds
 from semel.core.states import State
 from semel.core.values import value
@@ -33,6 +33,8 @@ from semel.stores.urls import has_tables, open_any_store
 
 EVERY: Final = "30s"
 LOOK: Final = 5000
+MOST_BEFORE: Final = 100
+"""How many unfinished records of earlier looks are looked up again, the oldest ones first."""
 MAX_DESTINATIONS: Final = 50
 UNFINISHED: Final = (State.RUNNING, State.ABANDONED, State.UNKNOWN)
 _log = logging.getLogger("semel.observe")
@@ -40,7 +42,7 @@ _log = logging.getLogger("semel.observe")
 
 @value
 class Unfinished:
-    """The records in one state, among those that were looked at."""
+    """The records in one state, as far as looks have found them."""
 
     records: int
     oldest: float
@@ -68,7 +70,8 @@ class StoreWatch:
         """
         :param store: a sync store, or the URL of a store. In an event loop, pass the URL.
         :param every: how often it looks, at most.
-        :param look: how many records it looks at to find those that are not finished, the newest ones first.
+        :param look: how many records it looks at to find those that are not finished: so many of the newest, and so
+            many of the others, further on at each look.
         """
         self._url = store if isinstance(store, str) else None
         if self._url is not None:
@@ -83,6 +86,10 @@ class StoreWatch:
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._failed = ""
+        self._unfinished: dict[bytes, Record] = {}
+        """What the last look has found."""
+        self._after: str | None = None
+        """Where the next look continues; None: after the newest records."""
         survive_forks(self._renew)
 
     def latest(self) -> StoreState | None:
@@ -123,7 +130,7 @@ class StoreWatch:
         size, unfinished = None, None
         if store.lists:
             size = store.execute(Measure())
-            found = store.execute(ListRecords(states=UNFINISHED, limit=self._look, look=self._look)).records
+            found = self._find_unfinished(store)
             ages = {state: [each.age for each in found if each.state is state] for state in UNFINISHED}
             unfinished = {state: Unfinished(len(of), max(of, default=0.0)) for state, of in ages.items()}
         outbox, dead_letters = None, None
@@ -134,6 +141,25 @@ class StoreWatch:
             except NotMigrated:  # the service sends no messages
                 pass
         return StoreState(True, size, unfinished, outbox, dead_letters)
+
+    def _find_unfinished(self, store: Store) -> Collection[Record]:
+        """Return the unfinished records among the newest ones and among a further part of the store, a new one at each
+        look, and those of the looks before that are still unfinished.
+        """
+        newest = store.execute(ListRecords(states=UNFINISHED, limit=self._look, look=self._look))
+        found = {record.id: record for record in newest.records}
+        after, self._after = self._after or newest.after, None  # if the store fails, it begins again
+        if after is not None:
+            older = store.execute(ListRecords(states=UNFINISHED, limit=self._look, look=self._look, after=after))
+            found = {record.id: record for record in older.records} | found
+            self._after = older.after
+        before = sorted(self._unfinished.keys() - found.keys(), key=lambda id: -self._unfinished[id].age)
+        if before:
+            for record in store.execute_many([Lookup(id) for id in before[:MOST_BEFORE]]):
+                if isinstance(record, Record) and record.state in UNFINISHED:
+                    found[record.id] = record
+        self._unfinished = found
+        return found.values()
 
     def _renew(self) -> None:
         self._lock = threading.Lock()
@@ -156,7 +182,7 @@ GAUGES: Final = {
     "semel_records": "Records in the store; mostly an estimate.",
     "semel_records_bytes": "Room that the records take.",
     "semel_sweep_lag_seconds": "Seconds that the oldest expired record waits for a sweep.",
-    "semel_unfinished_records": "Records that are not finished, among the newest ones.",
+    "semel_unfinished_records": "Records that are not finished, as far as looks have found them.",
     "semel_unfinished_oldest_seconds": "Seconds since the oldest of them was first claimed.",
     "semel_outbox_messages": "Messages in the outbox.",
     "semel_outbox_failing_messages": "Messages in the outbox that could not be sent yet.",

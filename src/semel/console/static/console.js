@@ -62,9 +62,16 @@ function open() {
     say("reconnecting", false);
     if (source !== null && source.readyState === EventSource.CLOSED) {
       source = null;
-      setTimeout(open, 5000);
+      openAgain();
     }
   });
+}
+
+/** The server refused the stream. If the session has ended, the page shows where to sign in. */
+async function openAgain() {
+  const answer = await fetch(location.href, { method: "HEAD" }).catch(() => null);
+  if (answer?.status === 401) location.reload();
+  else setTimeout(open, 5000);
 }
 
 function close() {

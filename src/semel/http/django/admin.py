@@ -7,7 +7,6 @@ record that is unknown or abandoned. That is written into the admin's log, and t
 from __future__ import annotations
 
 import json
-import logging
 from typing import Any, Final
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
@@ -19,6 +18,7 @@ from django.urls import path, reverse
 
 from semel.core.ops import Lookup, Record
 from semel.core.states import State
+from semel.engine.audit_log import log_act
 from semel.errors import SemelError
 from semel.http.django.handling import configuration
 from semel.http.django.models import IdempotencyRecord
@@ -27,7 +27,6 @@ _SETTLED: Final = (State.UNKNOWN, State.ABANDONED)
 """The states that a person can settle."""
 _SHOWN: Final = tuple(state for state in State if state is not State.ABSENT)
 _LONGEST_RESULT: Final = 8192
-_audit = logging.getLogger("semel.audit")
 
 
 @admin.register(IdempotencyRecord)
@@ -103,9 +102,7 @@ class IdempotencyRecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django 
             return
         done = "Released: it did not happen." if way == "release" else "Resolved: it did happen."
         self.log_change(request, IdempotencyRecord(record.id.hex()), f"{done} {record.operation}")
-        _audit.warning(
-            "admin: %s: %s id=%s operation=%s: changed", request.user, way, record.id.hex(), record.operation
-        )
+        log_act(way, str(request.user), "admin", id=record.id.hex(), operation=record.operation)
         messages.success(request, done)
 
     def _require(self, request: HttpRequest, allowed: bool) -> None:

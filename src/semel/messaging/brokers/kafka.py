@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from semel.core.messaging.messages import Message, attributes, oversize, read_message
+from semel.core.messaging.messages import Message, attributes, light, oversize, read_message
 from semel.core.policy import Duration, seconds
 from semel.core.values import value
 from semel.errors import BrokerUnavailable, ConfigurationError, StoreError
@@ -38,6 +38,9 @@ OVERHEAD: Final = 10_000
 SLICE: Final = 0.1
 """Seconds that a call of the consumer may hold up another one."""
 ACK_TIMEOUT: Final = 10.0
+FLUSH_TIMEOUT: Final = 5.0
+PURGE_TIMEOUT: Final = 0.5
+"""Seconds until messages that were purged are reported."""
 _log: Final = logging.getLogger("semel.kafka")
 _log.addFilter(lambda record: "CONFWARN" not in record.getMessage())  # we know that the guarantee is "experimental"
 
@@ -65,11 +68,13 @@ class KafkaBroker:
             **(settings or {}),
             "enable.idempotence": True,
             "enable.gapless.guarantee": True,
+            "delivery.report.only.error": True,  # a report takes longer than to send the message
             "message.timeout.ms": 0,  # the deadline is ours: one message would time out, and the next one be sent
             "message.max.bytes": largest + OVERHEAD,
         }
         self._producer: _Producer | None = None
         self.capabilities = Capabilities(name="Kafka", ordered=True, pipelines=True, largest=largest)
+        self._light = light(largest)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -89,6 +94,8 @@ class KafkaBroker:
         return message.destination or self._topic
 
     def _refuse(self, message: Message) -> Refused | None:
+        if len(message.data) <= self._light and (message.destination or self._topic):
+            return None  # the usual case, in a hurry
         if not self._place(message):
             return Refused(
                 "the message has no destination, and the broker's URL names no topic: kafka://host:9092/topic"
@@ -103,20 +110,28 @@ class KafkaBroker:
         if self._producer is None:
             self._producer = _Producer(self._library, self._settings)
         producer = self._producer
-        reports = _Reports(len(messages), producer)
+        outages = producer.outages
+        reports: list[Any] = [None] * len(messages)
         try:
             self._produce(producer, messages, reports)
-            async with asyncio.timeout(deadline - time.monotonic()):
-                await reports.complete
-        except TimeoutError:
-            self._discard(producer)
+            complete = await producer.idle(deadline - time.monotonic())
+            if not complete:
+                self._discard(producer)
+                # What is purged is reported as well. Then the others are known to be stored.
+                complete = await producer.idle(PURGE_TIMEOUT)
+            if not (complete and producer.certain):
+                reports = [_MISSING if report is None else report for report in reports]
         except BaseException:
             self._discard(producer)
             raise
-        found = reports.so_far()
-        if producer.failed or any(map(self._is_fatal, found)):
+        stored = sum(report is None for report in reports)
+        if stored and producer.outages == outages:
+            producer.down = ""
+        if producer.failed or (stored < len(reports) and any(map(self._is_fatal, reports))):
             self._discard(producer)
-        results: Sequence[Result] = [self._result(report, producer) for report in found]
+        if stored == len(reports):
+            return [_SENT] * stored
+        results: Sequence[Result] = [self._result(report, producer) for report in reports]
         if _TOO_LARGE in results and len(messages) > 1:
             results = await self._send_alone(messages, results, deadline)
         if _STOPPED in results and any(result is not _STOPPED for result in results):
@@ -157,27 +172,29 @@ class KafkaBroker:
             found[at] = result
         return found
 
-    def _produce(self, producer: _Producer, messages: Sequence[Message], reports: _Reports) -> None:
-        """Hand the messages to the library, which sends them in its own threads."""
-        failed: set[str] = set()
+    def _produce(self, producer: _Producer, messages: Sequence[Message], reports: list[Any]) -> None:
+        """Hand the messages to the library, which sends them in its own threads, and puts its errors in ``reports``."""
+
+        def failed_at(at: int, error: Any, _message: Any) -> None:
+            reports[at] = error
+
+        produce, topic, failed = producer.client.produce, self._topic, set[str]()
         for at, message in enumerate(messages):
-            if message.stream in failed:
-                reports.add(at, FOLLOWS)
+            stream = message.stream
+            if failed and stream in failed:
+                reports[at] = FOLLOWS
                 continue
             try:
-                producer.client.produce(
-                    self._place(message),
-                    message.data,
-                    key=message.stream or None,
-                    headers=list(attributes(message).items()),
-                    on_delivery=partial(reports.add, at),
-                )
+                produce(
+                    message.destination or topic, message.data, stream or None, headers=attributes(message),
+                    on_delivery=partial(failed_at, at),
+                )  # fmt: skip
             except BufferError:
-                reports.add(at, TryAgain("the producer's queue is full"))
-                failed |= {message.stream} - {""}
+                reports[at] = TryAgain("the producer's queue is full")
+                failed |= {stream} - {""}
             except self._library.KafkaException as error:
-                reports.add(at, error.args[0])
-                failed |= {message.stream} - {""}
+                reports[at] = error.args[0]
+                failed |= {stream} - {""}
 
     def _discard(self, producer: _Producer) -> None:
         """Send nothing more with this producer. The next call opens a new one."""
@@ -194,7 +211,7 @@ class KafkaBroker:
         """What became of a message: a KafkaError, None if it was stored, or a Result if it was not handed over."""
         kinds = self._library.KafkaError
         if report is None:
-            return Sent()
+            return _SENT
         if not isinstance(report, kinds):
             return BrokerDown(producer.down) if report is _MISSING and producer.down else report
         code, reason = report.code(), report.str()
@@ -210,42 +227,10 @@ class KafkaBroker:
         return _STOPPED if code in (kinds._PURGE_QUEUE, kinds._PURGE_INFLIGHT, kinds._FATAL) else TryAgain(reason)
 
 
+_SENT: Final = Sent()
 _TOO_LARGE: Final = Refused("the message is too large for the topic")
 _STOPPED: Final = TryAgain("the producer has stopped at another message")
 _MISSING: Final = TryAgain("Kafka did not confirm the message before the deadline")
-
-
-class _Reports:
-    """What became of the messages of one call. The producer's thread reports it."""
-
-    def __init__(self, count: int, producer: _Producer) -> None:
-        self._found: list[Any] = [_MISSING] * count
-        self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._producer = producer
-        self._missing = count
-        self._lock = threading.Lock()
-
-    def add(self, at: int, report: Any, _message: Any = None) -> None:
-        if report is None:
-            self._producer.down = ""
-        with self._lock:
-            self._found[at] = report
-            self._missing -= 1
-            last = not self._missing
-        loop = self.complete.get_loop()
-        if last and not loop.is_closed():
-            loop.call_soon_threadsafe(self._finish)
-
-    def so_far(self) -> list[Any]:
-        """The reports of one moment. Reports still come, in order: a message that is read as missing, and one behind it
-        as stored a moment later, would be sent again out of order.
-        """
-        with self._lock:
-            return list(self._found)
-
-    def _finish(self) -> None:
-        if not self.complete.done():
-            self.complete.set_result(None)
 
 
 class _Producer:
@@ -254,14 +239,39 @@ class _Producer:
     def __init__(self, library: Any, settings: Mapping[str, Any]) -> None:
         self.down = ""
         """Why no broker can be reached."""
+        self.outages = 0
+        """How often that was heard."""
         self.failed = False
         """Whether the library uses this producer no more."""
+        self.certain = True
+        """False if a report may have been missed."""
+        self._waiting: list[asyncio.Future[None]] = []
+        self._lock = threading.Lock()
         self._kinds = library.KafkaError
         self._exception = library.KafkaException
         self._stopping = False
         self.client = library.Producer({**settings, "error_cb": self._hear}, logger=_log)
         self._thread = threading.Thread(target=self._serve, name="semel-kafka", daemon=True)
         self._thread.start()
+
+    async def idle(self, seconds: float) -> bool:
+        """Wait until all messages are confirmed, or have failed. Returns False if that takes longer."""
+        future = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._waiting.append(future)
+        self._tell_idle()
+        await asyncio.wait([future], timeout=max(0.0, seconds))
+        return future.done()
+
+    def _tell_idle(self) -> None:
+        """Finish what waits, if nothing is under way. The library counts a message until its report was heard."""
+        with self._lock:  # who waits has handed its messages over before
+            if not self._waiting or len(self.client):
+                return
+            waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not (loop := future.get_loop()).is_closed():
+                loop.call_soon_threadsafe(_finish, future)
 
     def stop(self) -> None:
         """Forget what is not confirmed yet. Returns at once."""
@@ -275,22 +285,33 @@ class _Producer:
     def _hear(self, error: Any) -> None:
         if error.code() in (self._kinds._ALL_BROKERS_DOWN, self._kinds._AUTHENTICATION, self._kinds._SSL):
             self.down = error.str()
+            self.outages += 1
 
     def _serve(self) -> None:
         while not self._stopping:
-            self._report(self.client.poll, SLICE)
-        self._report(self.client.flush, 5)
+            self._report()
+        end = time.monotonic() + FLUSH_TIMEOUT
+        # Not by flush(): when it has an error to raise, it goes on to call Python with that error set.
+        while len(self.client) and time.monotonic() < end:
+            self._report()
 
-    def _report(self, call: Callable[..., Any], timeout: float) -> None:
+    def _report(self) -> None:
         try:
-            call(timeout)
-        except self._exception as error:
+            self.client.poll(SLICE)
+        except Exception as error:
+            self.certain &= isinstance(error, self._exception)
             if not self.failed:
                 self.failed = True
                 self.client.purge(blocking=False)  # what it has not sent would wait for ever
                 _log.warning("the producer is replaced: %s", error)
             else:
                 time.sleep(SLICE)
+        self._tell_idle()
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class KafkaSource:

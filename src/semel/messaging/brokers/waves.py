@@ -34,12 +34,12 @@ async def send_in_waves(
         for at in waiting:
             message = messages[at]
             stream = message.stream
-            if stream in failed:
+            if failed and stream in failed:
                 continue
             if (refused := refuse(message)) is not None:
                 results[at] = refused
                 failed |= {stream} - {""}
-            elif stream and places.setdefault(stream, place(message)) != place(message):
+            elif stream and places.setdefault(stream, where := place(message)) != where:
                 places[stream] = ""  # what follows in the stream waits as well
                 later.append(at)
             else:

@@ -9,13 +9,15 @@
     {prefix}trail:minute:{at}     hash         the counts of each writer and route ...
     {prefix}trail:minutes         sorted set   ... and which minutes there are
 
-Each command is about one key, so that a cluster takes them, and may be sent again. Redis removes what is old. A member
-of a sorted set is a moment as JSON. It begins with the moment's number, which keeps apart what happened at one time.
+Each command is about one key, so that a cluster takes them, and may be sent again. Redis removes the keys that are old.
+A member of a sorted set is a moment as JSON. It begins with the moment's number, which keeps apart what happened at one
+time.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Generator, Iterable
 from typing import Any, Final, TypeAlias
 
@@ -31,6 +33,7 @@ from semel.core.trail.moments import (
     ReadStories,
     when,
 )
+from semel.observe.events import EVENTS
 from semel.stores.redis.commands import RedisCommand, scripts
 
 KeyedCommand: TypeAlias = tuple[bytes, RedisCommand]
@@ -53,7 +56,13 @@ def trail_program(op: Op[Any], prefix: bytes) -> TrailProgram:
             yield [*_add_moments(op, keys), *_add_minutes(op, keys)]
             return None
         case ForgetTrail():
-            return 0  # Redis does so itself
+            # What nobody writes to expires by itself. These are written to as long as anything happens.
+            now = time.time()
+            moments, index = b"(%d" % ((now - op.older) * 1e6), keys + b"minutes"
+            old = [(_recent(keys, kind), moments) for kind in ("", *(event.name for event in EVENTS))]
+            old.append((index, b"(%d" % (now - op.older_minutes)))
+            gone = yield [(key, RedisCommand((b"ZREMRANGEBYSCORE", key, b"-inf", before))) for key, before in old]
+            return int(gone[0]) + int(gone[-1])
         case FindLinked():
             (ids,) = yield [_range(keys + b"root:" + op.root.hex().encode(), op.limit)]
             return tuple(ids)

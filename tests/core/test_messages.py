@@ -1,0 +1,30 @@
+"""How a message is written as headers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from semel.core.messaging.messages import Message, attributes, read_message
+
+
+@given(st.floats(-1e9, 4e9))
+@example(1763300000.0)
+@example(1763300000.9999999)
+@example(1763300000.0000005)
+@example(-0.5)
+def test_the_time_is_written_as_datetime_writes_it(time: float) -> None:
+    found = attributes(Message("m", "tested", b"", time=time)).get("ce-time")
+    assert found == (datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z") if time else None)
+
+
+def test_what_is_empty_is_left_out_and_what_is_not_comes_back() -> None:
+    bare = Message("m", "tested", b"", content_type="", headers={"empty": ""})
+    assert attributes(bare) == {"ce-specversion": "1.0", "ce-id": "m", "ce-type": "tested", "ce-source": "/"}
+    full = Message(
+        "m", "tested", b"{}", "/shop", "orders", "order-1", 7, "receipt", "application/json", 1763300000.25,
+        {"traceparent": "00-a-b-01"}, 2,
+    )  # fmt: skip
+    assert read_message(attributes(full), b"{}", "orders") == full
