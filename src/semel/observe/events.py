@@ -90,7 +90,8 @@ class Completed(Event):
     seconds: float = 0.0
     """From the claim to the stored result."""
     store_seconds: float = 0.0
-    """How long it took to store the result."""
+    """How long it took to store the result, or to commit the transaction that holds it; 0 if it was not measured: the
+    result was stored later, or by the statement that made it."""
 
     def __init__(
         self, operation: str, tenant: str, key: str, attempt: int, size: int, seconds: float = 0.0,
