@@ -95,8 +95,9 @@ def event_table() -> str:
     rows = []
     for event in events.EVENTS:
         own = ", ".join(f"`{f.name}`" for f in fields(event) if f.name not in EVERY_EVENT)
-        rows.append(f"| `{event.name}` | `{event.__name__}` | {_LEVELS[event.level]} | {own} | {_summary(event)} |")
-    return _table("name | class | level | its own fields | when", rows)
+        level, when = _LEVELS[event.level], _summary(event)
+        rows.append(f"| `{event.name}` | {event.source} | `{event.__name__}` | {level} | {own} | {when} |")
+    return _table("name | told by | class | level | its own fields | when", rows)
 
 
 def error_tree() -> str:
