@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pymysql
 import pytest
 from flask import Flask
 
@@ -24,6 +27,8 @@ from semel.stores.sqlite import SQLiteStore
 from semel.stores.urls import migrate_store
 from semel.verify.doctor import Window, examine
 from semel.verify.findings import Finding
+from tests.servers import RedisServer
+from tests.transactional.kinds import mysql_parameters
 
 NO_WINDOW = Window(None, Needs())
 
@@ -43,26 +48,77 @@ def file(tmp_path: Path) -> str:
 
 
 @pytest.mark.server
-def test_postgres_that_confirms_too_early(postgres_url: str) -> None:
+@pytest.mark.postgres
+def test_a_postgres_that_forgets_and_takes_no_writes(postgres_url: str) -> None:
     migrate_store(postgres_url)
+    usual = rules(examine(postgres_url, NO_WINDOW))
+    assert usual <= {"fsync-off"}, "the tests' own server does not wait for the disk"
     with psycopg.connect(postgres_url, autocommit=True) as connection:
-        (fsync,) = connection.execute("SHOW fsync").fetchone() or ("",)
         (name,) = connection.execute("SELECT current_database()").fetchone() or ("",)
         connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off')
-    # The tests' own server does not wait for the disk, which is the graver of both.
-    assert rules(examine(postgres_url, NO_WINDOW)) == {"fsync-off" if fsync == "off" else "late-commits"}
+        assert rules(examine(postgres_url, NO_WINDOW)) == {*usual, "late-commits"}
+        connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+        found = {each.rule: each for each in examine(postgres_url, NO_WINDOW)}
+    assert found.keys() == {*usual, "late-commits", "read-only"}
+    assert {each.severity for each in found.values()} == {"error"}
 
 
 @pytest.mark.server
-def test_mariadb_is_asked(mariadb_url: str) -> None:
+@pytest.mark.mariadb
+def test_a_mariadb_that_forgets(mariadb_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     migrate_store(mariadb_url)
-    assert rules(examine(mariadb_url, NO_WINDOW)) <= {"late-commits"}
+    setting = "innodb_flush_log_at_trx_commit"
+    with pymysql.connect(**mysql_parameters(mariadb_url)) as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT @@{setting}")
+        ((usual,),) = cursor.fetchall()
+        try:
+            cursor.execute(f"SET GLOBAL {setting} = 1")
+            assert main(["doctor", mariadb_url]) == 0
+            cursor.execute(f"SET GLOBAL {setting} = 2")
+            assert main(["doctor", mariadb_url]) == 1
+            assert f"{setting} is 2" in capsys.readouterr().out
+        finally:
+            cursor.execute(f"SET GLOBAL {setting} = {usual}")
+        cursor.execute("DROP INDEX semel_record_sweep ON semel_record")
+    assert main(["doctor", mariadb_url]) == 1
+    assert "semel_record_sweep" in capsys.readouterr().out
 
 
 @pytest.mark.server
-def test_redis_without_persistence(redis_url: str) -> None:
-    found = examine(redis_url, NO_WINDOW)
-    assert [finding.severity for finding in found if finding.rule == "no-persistence"] == ["error"]
+@pytest.mark.redis
+def test_a_redis_that_forgets(private_redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
+    private_redis.cli("CONFIG", "SET", "maxmemory", "1gb")
+    private_redis.cli("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    assert main(["doctor", private_redis.url, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert {each["rule"]: each["severity"] for each in found} == {"eviction": "error", "no-persistence": "error"}
+    for name, value in (("maxmemory-policy", "noeviction"), ("appendonly", "yes"), ("appendfsync", "always")):
+        private_redis.cli("CONFIG", "SET", name, value)
+    assert main(["doctor", private_redis.url]) == 0
+    assert capsys.readouterr().out == "0 errors, 0 warnings\n"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param("postgres_url", marks=pytest.mark.postgres),
+        pytest.param("mariadb_url", marks=pytest.mark.mariadb),
+        pytest.param("redis_url", marks=pytest.mark.redis),
+    ],
+)
+def test_a_clock_that_is_wrong(server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, real = request.getfixturevalue(server), time.time
+    migrate_store(url)
+    assert "clock-skew" not in rules(examine(url, NO_WINDOW))
+    monkeypatch.setattr("time.time", lambda: real() + 60)
+    found = {each.rule: each.message for each in examine(url, NO_WINDOW)}
+    assert re.match(r"the server's clock is (59|60) s behind this machine's", found["clock-skew"])
+
+
+def test_the_cache_of_a_tiered_store(file: str) -> None:
+    (found,) = examine(f"tiered:{file},redis://127.0.0.1:1", NO_WINDOW)
+    assert (found.rule, found.severity) == ("cache-unreachable", "warning")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +126,7 @@ def test_redis_without_persistence(redis_url: str) -> None:
     [
         (("on", "on", "on", False), []),
         (("on", "remote_apply", "on", False), []),
-        (("off", "off", "on", False), ["fsync-off"]),
+        (("off", "off", "on", False), ["fsync-off", "late-commits"]),
         (("on", "off", "on", False), ["late-commits"]),
         (("on", "on", "off", True), ["read-only", "torn-pages"]),
     ],
@@ -123,6 +179,16 @@ def test_tables_that_are_missing(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "app.db")) as raw:
         raw.execute("CREATE TABLE shop (id)")
     assert "not-migrated" in rules(examine(f"sqlite:///{tmp_path}/app.db", NO_WINDOW))
+
+
+@pytest.mark.server
+@pytest.mark.postgres
+def test_a_column_that_has_changed(postgres_url: str) -> None:
+    migrate_store(postgres_url)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("ALTER TABLE semel_record ALTER COLUMN attempt TYPE bigint")
+    (found,) = [each for each in examine(postgres_url, NO_WINDOW) if each.rule == "schema-drift"]
+    assert "attempt" in found.message
 
 
 def test_an_index_that_is_missing(file: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ ACCEPTED_SKEW: Final = 5.0
 _POSTGRES: Final = Query(
     "risks",
     "SELECT current_setting('fsync'), current_setting('synchronous_commit'), current_setting('full_page_writes'), "
-    "pg_is_in_recovery(), extract(epoch FROM clock_timestamp())::float8",
+    "current_setting('transaction_read_only')::bool, extract(epoch FROM clock_timestamp())::float8",
     True,
 )
 _MYSQL: Final = Query(
@@ -59,16 +59,16 @@ def clock_skew(server: float, before: float, after: float) -> Iterable[Risk]:
 def postgres_risks(clock: Callable[[], float]) -> Program[list[Risk]]:
     """:param clock: returns the time in seconds since 1970."""
     before = clock()
-    fsync, commit, pages, standby, now = (yield _POSTGRES())[0]
-    return [*_postgres(fsync, commit, pages, standby), *clock_skew(now, before, clock())]
+    fsync, commit, pages, read_only, now = (yield _POSTGRES())[0]
+    return [*_postgres(fsync, commit, pages, read_only), *clock_skew(now, before, clock())]
 
 
-def _postgres(fsync: str, commit: str, pages: str, standby: bool) -> Iterator[Risk]:
-    if standby:
-        yield _read_only("this server is a standby, which takes no writes")
+def _postgres(fsync: str, commit: str, pages: str, read_only: bool) -> Iterator[Risk]:
+    if read_only:
+        yield _read_only("this server is a standby, or read-only for this user")
     if fsync == "off":
         yield Risk("fsync-off", "fsync is off: a power cut may destroy the whole database", "set fsync = on")
-    elif commit == "off":
+    if commit == "off":
         yield Risk(
             "late-commits",
             "synchronous_commit is off: a crash of the server forgets operations that it has confirmed, and they run "

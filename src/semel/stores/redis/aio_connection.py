@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -432,7 +433,9 @@ class AsyncServers:
 
     async def assess(self, connection: AsyncRedisConnection) -> list[Risk]:
         """Return the risks of a server; new ones are logged."""
-        return self._risks.report(await connection.exchange(QUESTIONS))
+        asked = time.time()
+        replies = await connection.exchange(QUESTIONS)
+        return self._risks.report(replies, asked, time.time())
 
     def open(self) -> None:
         """Open connections again after ``close``, when they are asked for."""

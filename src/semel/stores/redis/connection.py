@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -288,4 +289,6 @@ class Servers:
 
     def assess(self, connection: RedisConnection) -> list[Risk]:
         """Return the risks of a server; new ones are logged."""
-        return self._risks.report(connection.exchange(QUESTIONS))
+        asked = time.time()
+        replies = connection.exchange(QUESTIONS)
+        return self._risks.report(replies, asked, time.time())

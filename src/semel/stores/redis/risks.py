@@ -7,18 +7,19 @@ acceptable is up to the operator, but it must not come as a surprise.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from semel.errors import SemelError
 from semel.stores.redis.commands import RedisCommand
 from semel.stores.redis.settings import RedisSettings
-from semel.stores.risks import Risk
+from semel.stores.risks import Risk, clock_skew
 
 _SETTINGS: Final = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save")
 QUESTIONS: Final = [
     *(RedisCommand((b"CONFIG", b"GET", name.encode())) for name in _SETTINGS),
     RedisCommand((b"INFO", b"replication")),
+    RedisCommand((b"TIME",)),
 ]
 """The commands to send to a server; ``assess`` reads the replies."""
 _log: Final = logging.getLogger("semel.redis")
@@ -26,7 +27,7 @@ _log: Final = logging.getLogger("semel.redis")
 
 def assess(replies: Iterable[Any], *, wait_replicas: int, wait_aof: bool) -> list[Risk]:
     """Return the risks that the replies to ``QUESTIONS`` show. Settings that cannot be read are a risk of their own."""
-    *settings, replication = replies
+    *settings, replication, _ = replies
     config: dict[str, str] = {}
     for reply in settings:
         if not isinstance(reply, SemelError) and len(reply) == 2:
@@ -56,8 +57,12 @@ class RiskLog:
         self._settings = settings
         self._logged: set[str] = set()
 
-    def report(self, replies: Iterable[Any]) -> list[Risk]:
-        """Return the risks of a server that replied so to ``QUESTIONS``."""
+    def report(self, replies: Sequence[Any], asked: float, answered: float) -> list[Risk]:
+        """Return the risks of a server that replied so to ``QUESTIONS``.
+
+        :param asked: this machine's time when it asked.
+        :param answered: this machine's time when it had the replies.
+        """
         settings = self._settings
         risks = assess(replies, wait_replicas=settings.wait_replicas, wait_aof=settings.wait_aof)
         unlogged = [risk for risk in risks if risk.name not in self._logged]
@@ -65,6 +70,9 @@ class RiskLog:
             self._logged.update(risk.name for risk in unlogged)
             texts = (f"{risk.name}: {risk.what} ({risk.remedy})" for risk in unlogged)
             _log.warning("records in Redis are at risk: %s", "; ".join(texts))
+        now = replies[-1]
+        if not isinstance(now, SemelError):
+            risks += clock_skew(int(now[0]) + int(now[1]) / 1e6, asked, answered)
         return risks
 
 
