@@ -189,7 +189,7 @@ def test_only_a_function_is_resumable(quick_engine: Engine) -> None:
     for _ in range(2):
         with pytest.raises(PolicyError, match="resumable= is for functions"):
             quick_engine.run(lambda: None, resumable=True)
-    with pytest.raises(PolicyError, match="nothing is left of a transaction that died"):
+    with pytest.raises(PolicyError, match="a transaction that died leaves nothing to resume"):
         quick_engine.guard.once_in_transaction(connection="conn", key="key", resumable=True)(
             quick_engine.function(in_transaction)
         )

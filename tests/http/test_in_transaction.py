@@ -313,7 +313,7 @@ def test_mistakes_are_named_when_the_route_is_declared() -> None:
 
     async def awaited() -> None: ...
 
-    with pytest.raises(PolicyError, match="it is an async def"):
+    with pytest.raises(PolicyError, match="it must be an async def"):
         async_glue.idempotent(connection=plain)(plain)
     with pytest.raises(PolicyError, match="connection_parameter='session' names no parameter"):
         async_glue.idempotent(connection=plain, connection_parameter="session")(awaited)
@@ -406,7 +406,7 @@ def test_under_asgi_a_guard_that_is_async_is_refused(tmp_path: Path) -> None:
     url = str(tmp_path / "shop.db")
     service = DjangoService("function", url, AsyncSemel(AsyncMemoryStore()), lambda conn, op: None, in_loop=True)
     try:
-        with pytest.raises(ConfigurationError, match="SEMEL's GUARD is a Semel then"):
+        with pytest.raises(ConfigurationError, match="SEMEL's GUARD must be a Semel"):
             service.loop.run(service.asked("k1", raises=True))
     finally:
         service.close()

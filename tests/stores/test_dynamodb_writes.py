@@ -688,7 +688,7 @@ def test_a_result_that_cannot_be_kept_does_not_keep_the_writes_back(shop: Shop, 
 
 
 def test_a_store_that_cannot_says_which_can() -> None:
-    with Semel(MemoryStore()) as guard, pytest.raises(ConfigurationError, match="DynamoDBStore does"):
+    with Semel(MemoryStore()) as guard, pytest.raises(ConfigurationError, match="needs a DynamoDBStore"):
         guard.run("pay", key="1", call=lambda: current_operation().write())  # type: ignore[union-attr]
 
 

@@ -41,10 +41,10 @@ def never() -> None:
 
 def test_an_unknown_connection_is_refused_and_the_known_ones_are_listed(guard: Semel) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"not on a builtins\.str.*sqlite3\.Connection.*psycopg\.Connection"
+        ConfigurationError, match=r"not a builtins\.str.*sqlite3\.Connection.*psycopg\.Connection"
     ) as error:
         guard.run_in_transaction("postgresql://app@localhost/shop", "pay", key="1", call=never)
-    assert len(str(error.value).partition("known are: ")[2].split(", ")) >= 14
+    assert len(str(error.value).partition("supported are: ")[2].split(", ")) >= 14
 
 
 def test_a_subclass_of_a_known_connection_is_known(guard: Semel, tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_adopting_imports_no_package_that_is_not_loaded() -> None:
 
 def test_tries_are_for_transactions_that_semel_opens(guard: Semel, tmp_path: Path) -> None:
     conn = sqlite3.connect(tmp_path / "shop.db")
-    with pytest.raises(PolicyError, match="only you can run again"):
+    with pytest.raises(PolicyError, match="can only be run again by you"):
         guard.run_in_transaction(conn, "pay", key="1", call=never, tries=2)
     with pytest.raises(PolicyError, match="from 1"):
         guard.run_in_transaction(conn, "pay", key="1", call=never, own_transaction=True, tries=0)

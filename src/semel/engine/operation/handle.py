@@ -167,11 +167,11 @@ class OperationHandle:
         call = self._call
         if call.accept is None:
             raise ConfigurationError(
-                f"{call}: its store makes no writes of a handler's own with the completion: DynamoDBStore does. "
-                "For rows of a database there is guard.run_in_transaction"
+                f"{call}: op.write() needs a DynamoDBStore: other stores write nothing of yours with the completion. "
+                "For rows of a database use guard.run_in_transaction"
             )
         if self._lease is None:
-            raise StoreUnavailable(f"{call} runs unprotected, so there is no completion that its writes could go with")
+            raise StoreUnavailable(f"{call} runs unprotected, so there is no completion to write with")
         if self._stepping:
             raise PolicyError(
                 f"{call}: op.write() goes with the completion, and a step that is done is not run again: write outside "
@@ -179,7 +179,7 @@ class OperationHandle:
             )
         with _writing.lock:  # threads of a handler may write at the same time
             if call.writes is None:
-                raise PolicyError(f"{call} is over: write before its handler returns, for what comes later is not made")
+                raise PolicyError(f"{call} is over: call op.write() before its handler returns")
             call.writes = call.accept(call.writes, writes)
 
     def leave(self) -> None:

@@ -301,7 +301,7 @@ def in_context(function: Callable[P, T]) -> Callable[P, T]:
     ``pool.submit(in_context(send), parcel)``. Tasks and ``asyncio.to_thread`` need no help: they copy the context.
     """
     if inspect.iscoroutinefunction(function):
-        raise PolicyError("in_context() is for plain functions: a task has the context of where it is created already")
+        raise PolicyError("in_context() is for plain functions: a task already has the context that it was created in")
     context = contextvars.copy_context()
 
     @functools.wraps(function)

@@ -19,7 +19,7 @@ def check_tries(own: bool, tries: int | None) -> int:
     if tries is None:
         return TRIES
     if not own:
-        raise PolicyError("tries= is for own_transaction=True: what runs in your transaction only you can run again")
+        raise PolicyError("tries= is for own_transaction=True: a transaction of yours can only be run again by you")
     if type(tries) is not int or tries < 1:
         raise PolicyError(f"tries is a whole number from 1, not {tries!r}")
     return tries
@@ -40,7 +40,9 @@ def connection_parameter(connection: Selector) -> tuple[str, ...]:
 def pick_connection(declared: Declaration, connection: Selector) -> Pick:
     """Return a function that gets the connection from a call's arguments."""
     if declared.inputs is not None:
-        raise PolicyError(f"{declared.operation}: nothing is left of a transaction that died: resumable= is for once()")
+        raise PolicyError(
+            f"{declared.operation}: a transaction that died leaves nothing to resume: resumable= is for once()"
+        )
     signature = inspect.signature(declared.function)
     parameters = [p for name, p in signature.parameters.items() if name != declared.handle]
     return select("connection", connection, signature.replace(parameters=parameters), declared.operation)

@@ -40,7 +40,9 @@ def protect(
     awaits = inspect.iscoroutinefunction(function)
     handle = find_handle(function, hints, awaits=awaits)
     if not awaits and isinstance(rule, Idempotent) and rule.connection is not None:
-        raise PolicyError(f"{function.__qualname__}: with connection= it is an async def, as its connection is async")
+        raise PolicyError(
+            f"{function.__qualname__}: with connection= it must be an async def, because the connection is async"
+        )
     if awaits:
         wrapper = async_endpoint(function, rule, handle, framework)
     elif run_in_thread is None:

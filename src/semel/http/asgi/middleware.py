@@ -273,7 +273,7 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         """Return the tenant that ``tenant=`` has found, or promises if it is async. Raises if there is none."""
         tenant: str | None = await found if inspect.isawaitable(found) else found
         if not tenant:
-            raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
+            raise ConfigurationError("tenant= returned nothing for this request: it must run after authentication")
         return tenant
 
     def _leave(self, task: asyncio.Task[None], life: Lifecycle[Any]) -> None:

@@ -124,7 +124,7 @@ class UnderWSGI:
         self._get_response = get_response
         self._configuration = configuration
         if not isinstance(configuration.guard, Semel):
-            raise ConfigurationError("WSGI is sync: SEMEL's GUARD is a Semel there. A Semel serves ASGI as well")
+            raise ConfigurationError("WSGI is sync, so SEMEL's GUARD must be a Semel. A Semel serves ASGI as well")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # IdempotencyMiddleware has warned of a missing tenant already
             self._idempotency = WSGIMiddleware(self._application, guard=configuration.guard, **_settings(configuration))
@@ -215,7 +215,7 @@ def _content(body: Iterable[bytes]) -> bytes:
     except Exception:
         if not isinstance(body, ThenRaised):
             raise
-        _log.exception("a streamed answer broke, which is an answer where the route has effects outside")
+        _log.exception("a streamed answer failed. The error is stored as the answer, as the rule of the route demands")
     return b"".join(chunks)
 
 

@@ -221,7 +221,7 @@ class OnConnection:
         guard = require_handling().guard
         if not isinstance(guard, Semel):
             raise ConfigurationError(
-                "connection= is on Django's own connection, which is sync: SEMEL's GUARD is a Semel then, with a sync "
+                "connection= is on Django's own connection, which is sync: SEMEL's GUARD must be a Semel, with a sync "
                 "store of the same database. A Semel serves ASGI as well"
             )
         begun = await sync_to_async(open_transaction, thread_sensitive=True)(guard, self, call)

@@ -323,7 +323,7 @@ class WSGIResponder:
         assert resolve is not None
         tenant: str | None = resolve(self._environ if request is None else request(self._environ))
         if not tenant:
-            raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
+            raise ConfigurationError("tenant= returned nothing for this request: it must run after authentication")
         return tenant
 
     # -- the answer

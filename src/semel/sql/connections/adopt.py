@@ -157,8 +157,7 @@ def _find(raw: object) -> Any:
             return getattr(import_module(f"semel.sql.connections.{wrapper[0]}"), wrapper[1])
     kind = f"{type(raw).__module__}.{type(raw).__qualname__}"
     raise ConfigurationError(
-        f"a transaction is on the connection or session that the effect uses, not on a {kind}; "
-        f"known are: {', '.join(_WRAPPERS)}"
+        f"pass the connection or session that the effect uses, not a {kind}; supported are: {', '.join(_WRAPPERS)}"
     )
 
 

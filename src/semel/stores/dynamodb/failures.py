@@ -140,7 +140,7 @@ def _error_of_response(response: dict[str, Any], text: str, table: str) -> Semel
     if code in _BUSY:
         return Contention(f"DynamoDB is throttling or busy: {text}")
     if code == "TransactionInProgressException":
-        return StoreUncertain(f"DynamoDB is still at it: {text}")
+        return StoreUncertain(f"DynamoDB is still working on it: {text}")
     if code in _DENIED:
         return StoreUnavailable(f"DynamoDB refused the credentials or their rights: {text}")
     if response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500:

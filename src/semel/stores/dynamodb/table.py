@@ -105,7 +105,7 @@ def compare(name: str, table: dict[str, Any], time_to_live: dict[str, Any]) -> N
     check_key(name, table)
     if not has_ttl(name, time_to_live):
         raise SchemaDrift(
-            f"the table {name!r} has no time to live, so nothing that expires would go: it should be on, "
+            f"the table {name!r} has no time to live, so expired records would stay: it should be on, "
             "by the attribute 'ttl'. Run `semel migrate`"
         )
 
@@ -275,5 +275,5 @@ def template(what: str, table: str, region: str) -> str:
         "terraform": lambda: terraform(table),
     }
     if what not in texts:
-        raise ConfigurationError(f"nothing is printed as {what[:40]!r}; there are: {', '.join(texts)}")
+        raise ConfigurationError(f"unknown format {what[:40]!r}; there are: {', '.join(texts)}")
     return texts[what]().rstrip("\n")

@@ -60,8 +60,10 @@ class TransactionCancelled:
                 if at == 0 and "size" in reason.lower():
                     raise RecordTooLarge(f"{_NO_ITEM}: {reason}")
                 if at == 0:
-                    return StoreUnavailable(f"the record cannot be written, and so nothing was: {reason}")
-                return ConfigurationError(f"{_describe(writes, at - 1)} cannot be made, and so nothing was: {reason}")
+                    return StoreUnavailable(f"the record cannot be written, so nothing was written: {reason}")
+                return ConfigurationError(
+                    f"{_describe(writes, at - 1)} cannot be made, so nothing was written: {reason}"
+                )
         return None
 
 
@@ -72,7 +74,7 @@ class TransactionInvalid:
     text: str
 
     def error(self) -> SemelError:
-        return ConfigurationError(f"these writes cannot be made, and so nothing was written: {self.text}")
+        return ConfigurationError(f"these writes cannot be made, so nothing was written: {self.text}")
 
 
 def accept(writes: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[Any, ...]:
