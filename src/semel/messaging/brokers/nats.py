@@ -207,6 +207,7 @@ class NATSSource:
         :param ack_wait: after so many seconds without a sign of life of a process, its messages are delivered again.
         :param max_ack_pending: the most messages that are under way, if the source is not ordered.
         :param connect_timeout: how long it may take to connect.
+        :param options: passed on to nats-py: ``user_credentials``, ``tls``, and so on.
         """
         if not subject or not durable:
             raise ConfigurationError(

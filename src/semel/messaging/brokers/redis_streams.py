@@ -60,8 +60,8 @@ class RedisStreamsBroker:
         connect_timeout: Duration = CONNECT_TIMEOUT,
     ) -> None:
         """
-        :param url: same as for ``RedisStore``. With ``wait_replicas`` or ``wait_aof``, a message is sent when these
-            have it.
+        :param url: same as for ``RedisStore``. With ``wait_replicas`` or ``wait_aof``, a message is sent when
+            these have it.
         :param stream: the key of the Redis stream for messages without a destination.
         :param max_length: trim every stream to about so many entries. **Entries that no consumer has read are lost,
             too.**
