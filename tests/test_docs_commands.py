@@ -12,12 +12,12 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +36,7 @@ from semel.observe.store_state import GAUGES
 from semel.sql.migrations import MYSQL, POSTGRES
 from semel.stores.urls import KINDS, SCHEMES
 from semel.verify.audit import RULES
+from tests.servers.base import free_port
 from tests.test_docs import DOCS, PAGES, ROOT, code_of, name_of, skip_without_its_framework
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -237,27 +238,65 @@ def test_a_service_of_a_page_answers_its_request_twice_and_runs_once(name: str, 
         re.findall(r"^```python\n(.*?)^```", above, re.MULTILINE | re.DOTALL)[-1], "utf-8"
     )
     serve, ask = (line for line in block.replace("\\\n", " ").splitlines())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     words = shlex.split(serve[2:])
     if "--bind" in words:
         words = words[: words.index("--bind")]
-    words += ["--port", str(port)] if words[0] == "uvicorn" else ["--bind", f"127.0.0.1:{port}"]
-    request = curl(ask[2:], port)
-    with (tmp_path / "log").open("w") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", *words], cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        first, second = send(request), send(request)
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)  # its workers as well
-        server.wait(60)
+    at = ["--port", "{port}"] if words[0] == "uvicorn" else ["--bind", "127.0.0.1:{port}"]
+    is_answered_twice([sys.executable, "-m", *words, *at], ask[2:], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_django_project_that_follows_the_page_answers_twice_and_runs_once(tmp_path: Path) -> None:
+    page = DOCS / "how-to" / "django.md"
+    subprocess.run([sys.executable, "-m", "django", "startproject", "shop", "."], cwd=tmp_path, check=True, timeout=120)
+    for text in blocks(page, "text"):
+        if match := re.match(r"# (shop/\w+\.py)", text):
+            with (tmp_path / match[1]).open("a" if "add at the end" in text else "w", encoding="utf-8") as file:
+                file.write(text)
+    block = next(b for b in blocks(page, "console") if "runserver" in b)
+    check, serve, ask = block.replace("\\\n", " ").splitlines()
+    assert (check, serve) == ("$ python manage.py check", "$ python manage.py runserver 8000")
+    subprocess.run([sys.executable, "manage.py", "check"], cwd=tmp_path, check=True, timeout=120)
+    is_answered_twice([sys.executable, "manage.py", "runserver", "--noreload", "{port}"], ask[2:], tmp_path)
+
+
+def is_answered_twice(command: list[str], ask: str, folder: Path) -> None:
+    """Start the service, and send it the request twice. A port that somebody else takes meanwhile is left to them."""
+    for _ in range(5):
+        port = free_port()
+        with (folder / "log").open("w") as log:
+            words = [word.replace("{port}", str(port)) for word in command]
+            server = subprocess.Popen(words, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        try:
+            if answers := ask_twice(curl(ask, port), server):
+                break
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)  # its workers as well
+            server.wait()
+    else:
+        raise AssertionError((folder / "log").read_text("utf-8"))
+    first, second = answers
     assert (first.status_code, second.status_code) == (201, 201)
     assert first.content == second.content
     assert "idempotent-replayed" not in first.headers
     assert second.headers["idempotent-replayed"] == "true"
+
+
+def ask_twice(request: httpx.Request, server: subprocess.Popen[bytes]) -> tuple[httpx.Response, httpx.Response] | None:
+    """Return its answers, once the service is up; None if it has ended."""
+    end = time.monotonic() + 120
+    with httpx.Client(timeout=60) as client:
+        while server.poll() is None:
+            try:
+                first = client.send(request)
+            except httpx.ConnectError:
+                assert time.monotonic() < end, "the service does not come up"
+                time.sleep(0.05)
+            else:
+                return first, client.send(request)
+    return None
 
 
 def curl(line: str, port: int) -> httpx.Request:
@@ -280,18 +319,6 @@ def curl(line: str, port: int) -> httpx.Request:
                 url = word.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{port}")
     assert str(port) in url
     return httpx.Request(method or ("POST" if body else "GET"), url, headers=headers, content=body)
-
-
-def send(request: httpx.Request) -> httpx.Response:
-    """Send it, once the server is up."""
-    end = time.monotonic() + 60
-    with httpx.Client(timeout=60) as client:
-        while True:
-            try:
-                return client.send(request)
-            except httpx.ConnectError:
-                assert time.monotonic() < end, "the service does not come up"
-                time.sleep(0.05)
 
 
 # A page for each

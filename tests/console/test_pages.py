@@ -22,6 +22,7 @@ from semel.core.trail.minutes import MinuteCounter, minute_row
 from semel.core.trail.moments import KeepTrail
 from semel.errors import OutcomeUnknown, StoreUnavailable
 from semel.stores.sqlite import migrate
+from semel.trail import Trail
 from tests.console.conftest import Asking
 
 PAGES = ("/", "/overview", "/operations", "/stuck", "/outbox", "/letters", "/window")
@@ -242,6 +243,18 @@ def test_the_story_of_a_key_across_hops(operator: Asking, guard: Semel) -> None:
     page = operator.get(f"/records/shop/{record.id.hex()}").text
     assert "A duplicate got the stored answer" in page
     assert "ZeroDivisionError" in page
+
+
+def test_a_record_is_found_from_the_history_in_another_store(store: MemoryStore) -> None:
+    with Trail(store, service="payments", interval=0.01) as trail, Semel(MemoryStore(), on_event=trail) as guard:
+        guard.run("pay", key="k1", call=lambda: 1)
+        record = found(guard, "k1")
+        assert record is not None
+        with Semel(store) as history:
+            asking = Asking(Console({"history": history, "shop": guard}, allow=lambda request: Access()))
+            view = until(asking, f"/records/history/{record.id.hex()}.json", lambda view: len(view["timeline"]) >= 2)
+            assert (view["store"], view["state"]) == ("shop", "done")
+            asking.close()
 
 
 # Acting

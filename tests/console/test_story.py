@@ -57,6 +57,13 @@ def test_hops_stand_below_the_one_that_called_them() -> None:
     assert [(hop["operation"], hop["depth"], hop["current"], hop["record"]) for hop in told] == [
         ("pay", 0, False, True), ("book", 1, True, True), ("mail", 2, False, True), ("order.paid", 0, False, False),
     ]  # fmt: skip
+    client = moment(0, 9, "call_ended", "POST http://shop", outcome="succeeded")
+    assert len(hops([("shop", client), *found], b"")) == 4, "the record stands for both"
+    (alone,) = hops([("shop", client)], b"")
+    assert (alone["call"], alone["record"]) == (True, False)
+    assert tell("call_ended", 0, {"outcome": "succeeded", "attempts": 1, "seconds": 0.1})[0].endswith(
+        "(sent once, 100 ms)"
+    )
     circle = [("shop", moment(1, 1, "started", "pay", 9, key=key(9), parent=key(9)))]
     assert hops(circle, b"")[0]["depth"] == 6
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import typing
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -364,6 +365,7 @@ def test_events_are_frozen_documented_and_named_after_their_class() -> None:
         assert not event.__doc__.startswith(event.__name__ + "("), f"{event.__name__} has no words of its own"
         assert event.name == re.sub(r"(?<!^)(?=[A-Z])", "_", event.__name__.removesuffix("Event")).lower()
         assert event.level in (10, 20, 30, 40)
+    assert {event.source for event in EVENTS} == set(typing.get_args(events.Source))
     made = events.Waited("op", "t", "k", 1.0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.seconds = 2.0  # type: ignore[misc]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 
-from semel import MemoryStore, Semel
+from semel import MemoryStore, Semel, SQLiteStore
 from semel.errors import ConfigurationError
 from semel.observe import events
 from semel.observe.events import EVENTS, Event
@@ -96,6 +98,21 @@ def count(metrics: PrometheusMetrics, number: int) -> None:
     for _ in range(2000):
         metrics(events.Replayed("op", "", "k", 1.0, 1, 0.01, route=f"r{number % 2}"))
         metrics(events.Completed("op", "", "k", 1, 1, 0.01, 0.01, route=f"r{number % 2}"))
+
+
+def test_the_latency_of_the_store_has_no_completion_that_was_not_measured(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    metrics = PrometheusMetrics(registry)
+    metrics(events.Completed("op", "", "k", 1, 1, 0.5))
+    assert sample(registry, "semel_store_seconds_count", op="complete") == 0
+    path = tmp_path / "a.db"
+    with (
+        Semel(SQLiteStore(path), on_event=metrics, sweep_every=None) as guard,
+        closing(sqlite3.connect(path, isolation_level=None)) as connection,
+    ):
+        guard.run_in_transaction(connection, "ship", key="k", call=lambda: 1, own_transaction=True)
+    assert sample(registry, "semel_store_seconds_count", op="complete") == 1
+    assert sample(registry, "semel_store_seconds_sum", op="complete") > 0
 
 
 def test_amounts() -> None:

@@ -95,8 +95,9 @@ def event_table() -> str:
     rows = []
     for event in events.EVENTS:
         own = ", ".join(f"`{f.name}`" for f in fields(event) if f.name not in EVERY_EVENT)
-        rows.append(f"| `{event.name}` | `{event.__name__}` | {_LEVELS[event.level]} | {own} | {_summary(event)} |")
-    return _table("name | class | level | its own fields | when", rows)
+        level, when = _LEVELS[event.level], _summary(event)
+        rows.append(f"| `{event.name}` | {event.source} | `{event.__name__}` | {level} | {own} | {when} |")
+    return _table("name | told by | class | level | its own fields | when", rows)
 
 
 def error_tree() -> str:
@@ -379,6 +380,14 @@ SETTINGS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("Clients", "semel.client.httpx", ("IdempotencyTransport",)),
     ("Retries and the journal of a client", "semel.client", ("Retry", "RetryQuota", "Journal")),
     ("Messages", "semel.messaging", ("AsyncOutbox", "AsyncRelay", "AsyncInbox", "AsyncInbox.handler")),
+    *((f"Brokers: {title}", f"semel.messaging.brokers.{module}", names) for title, module, names in (
+        ("Kafka", "kafka", ("KafkaBroker", "KafkaSource")),
+        ("RabbitMQ", "rabbitmq", ("RabbitMQBroker", "RabbitMQSource")),
+        ("NATS JetStream", "nats", ("NATSBroker", "NATSSource")),
+        ("Redis Streams", "redis_streams", ("RedisStreamsBroker", "RedisStreamsSource")),
+        ("SQS", "sqs", ("SQSBroker", "SQSSource")), ("SNS", "sns", ("SNSBroker",)),
+        ("webhooks", "webhook", ("WebhookBroker",)),
+    )),
     ("Metrics", "semel.observe.prometheus", ("PrometheusMetrics", "StoreMetrics")),
     ("Traces", "semel.observe.otel", ("OpenTelemetryMetrics", "OpenTelemetrySpans", "OpenTelemetryStoreMetrics")),
     ("The history of events", "semel.trail", ("Trail",)),
@@ -421,7 +430,8 @@ def _setting_rows(name: str, thing: Any) -> list[str]:
         found = re.findall(r":param (\w+): *(.*?)(?=\n *:param|\n\n|\Z)", text, re.DOTALL)
         docs = {parameter: _one_line(words) for parameter, words in found}
         parameters = [p for p in inspect.signature(thing).parameters.values() if p.name != "self"]
-        defaults = {p.name: MISSING if p.default is p.empty else p.default for p in parameters}
+        optional = {p.name: {} if p.kind is p.VAR_KEYWORD else MISSING for p in parameters}
+        defaults = {p.name: optional[p.name] if p.default is p.empty else p.default for p in parameters}
     if silent := [each for each, value in defaults.items() if each not in docs and value is not MISSING]:
         raise KeyError(f"settings of {name} say nothing: {', '.join(silent)}; give each a :param")
     return [

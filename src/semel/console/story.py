@@ -22,9 +22,11 @@ class StoryLine(NamedTuple):
 
 _LINES: Final = {
     "lost": StoryLine("Attempt {attempt} was claimed, and its process left no trace: it died, or was cut off", "warn"),
-    "call_retried": StoryLine("The client sends its request again, after {attempts}: {reason}", "plain"),
+    "call_retried": StoryLine(
+        "The client got no answer that it can use ({reason}), and sends its request again", "plain"
+    ),
     "call_resumed": StoryLine("The client sends a request again that its journal has kept for {age}", "plain"),
-    "call_ended": StoryLine("The client knows the outcome: {outcome} (sent {attempts} times, {seconds})", "good"),
+    "call_ended": StoryLine("The client knows the outcome: {outcome} (sent {times}, {seconds})", "good"),
     "call_unknown": StoryLine("The client has given up and does not know what happened: {reason}", "bad"),
     "started": StoryLine("Attempt {attempt} started: the key was free", "plain"),
     "taken_over": StoryLine("Attempt {attempt} took over: the lease of the attempt before had ended", "warn"),
@@ -86,6 +88,8 @@ def tell(kind: str, attempt: int, details: dict[str, Any]) -> tuple[str, str]:
     line = _LINES.get(kind) or StoryLine(kind.replace("_", " ").capitalize(), "plain")
     shown = {name: span(value) if name in _TIMES and isinstance(value, float) else value
              for name, value in details.items()}  # fmt: skip
+    if "attempts" in shown:
+        shown["times"] = "once" if shown["attempts"] == 1 else f"{shown['attempts']} times"
     if isinstance(shown.get("happened"), bool):
         shown["happened"] = "yes" if shown["happened"] else "no"
     return line.text.format_map(_Details(shown, attempt=attempt)), line.tone
@@ -103,7 +107,8 @@ def hops(found: Sequence[tuple[str, Moment]], current: bytes) -> list[dict[str, 
             continue
         node = nodes.setdefault(
             moment.id, {"store": store, "id": moment.id.hex(), "operation": moment.route, "link": None, "moments": 0,
-                        "record": False, "current": moment.id == current, "at": moment.at},
+                        "record": False, "call": moment.kind.startswith("call_"), "at": moment.at,
+                        "current": moment.id == current},
         )  # fmt: skip
         node["moments"] += 1
         if moment.kind in ("started", "taken_over"):
@@ -114,10 +119,12 @@ def hops(found: Sequence[tuple[str, Moment]], current: bytes) -> list[dict[str, 
             node["link"] = own
             if moment.details.get("parent"):
                 parents[own] = str(moment.details["parent"])
-    ordered = sorted(nodes.values(), key=lambda node: node["at"])
-    for node in ordered:
+    # A client's call is known by the same hash as the key that it sent: the record of that key stands for both.
+    answered = {node["link"] for node in nodes.values() if node["record"]}
+    shown = [node for node in nodes.values() if not (node["call"] and node["id"] in answered)]
+    for node in shown:
         node["depth"] = _depth(node["link"], parents)
-    return ordered
+    return sorted(shown, key=lambda node: node["at"])
 
 
 def _depth(link: str | None, parents: dict[str, str]) -> int:

@@ -246,6 +246,10 @@ class Views:
         """The story of one key."""
         watched = self.find(store)
         record, (found, silent) = await asyncio.gather(watched.lookup(id), self._chain(id))
+        for other in self.watched.values() if record is None else ():  # a history may be in another store
+            with suppress(StoreError):
+                if record is None and (record := await other.lookup(id)) is not None:
+                    watched = other
         if record is None and not found:
             raise NotThere("There is no record with this identity. It was released, or it has expired.")
         state = State.ABSENT if record is None else record.state

@@ -350,6 +350,8 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
         # The commit makes the effect durable, so it must also make durable that it is done: it must never run again.
         loss = error
         snapshot = call.seal_nothing(str(error))
+    if call.hook is not None:
+        call.sent = call.elapsed()
     try:
         yield _keep(call, own, row, claimed, snapshot)
     except HandlersFault as fault:
@@ -366,9 +368,12 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
         call.alert(events.ResultDropped, str(loss))
         done = "is done and will not run again" if own else "is done if you commit (not if you roll back)"
         raise ResultNotStored(f"{call} {done}, but its result is lost: {loss}", result=result) from loss
-    # A transaction of the caller is not committed yet, and perhaps never will be.
     if call.hook is not None:
-        call.tell(events.Completed if own else events.Prepared, claimed.attempt, len(snapshot), call.elapsed())
+        elapsed = call.elapsed()
+        if own:
+            call.tell(events.Completed, claimed.attempt, len(snapshot), elapsed, elapsed - call.sent)
+        else:  # the transaction of the caller is not committed yet, and perhaps never will be
+            call.tell(events.Prepared, claimed.attempt, len(snapshot), elapsed)
     return Outcome(result, False, claimed.attempt)
 
 

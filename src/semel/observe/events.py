@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from semel.errors import ConfigurationError
 
@@ -19,6 +19,7 @@ DEBUG: Final = 10
 INFO: Final = 20
 WARNING: Final = 30
 ERROR: Final = 40
+Source: TypeAlias = Literal["engine", "step", "http", "client", "outbox", "relay", "inbox", "store"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Event:
     name: ClassVar[str] = ""
     """The name of the class, in lower case and without Event at its end: ``taken_over``."""
     level: ClassVar[int] = DEBUG
+    source: ClassVar[Source] = "engine"
+    """Which part tells it."""
     operation: str
     tenant: str
     key: str
@@ -38,8 +41,9 @@ class Event:
     id: bytes = field(default=b"", kw_only=True, compare=False)
     """The record's 16-byte identity, a hash of tenant, operation and key; empty if the event is about no record."""
 
-    def __init_subclass__(cls, level: int | None = None) -> None:
+    def __init_subclass__(cls, source: Source = "engine", level: int | None = None) -> None:
         cls.name = re.sub("(?<=.)([A-Z])", r"_\1", cls.__name__.removesuffix("Event")).lower()
+        cls.source = source
         if level is not None:
             cls.level = level
 
@@ -90,7 +94,8 @@ class Completed(Event):
     seconds: float = 0.0
     """From the claim to the stored result."""
     store_seconds: float = 0.0
-    """How long it took to store the result."""
+    """How long it took to store the result, or to commit the transaction that holds it; 0 if it was not measured: the
+    result was stored later, or by the statement that made it."""
 
     def __init__(
         self, operation: str, tenant: str, key: str, attempt: int, size: int, seconds: float = 0.0,
@@ -222,21 +227,21 @@ class RenewalFailed(Event, level=WARNING):
 
 
 @dataclass(frozen=True)
-class StepSaved(Event):
+class StepSaved(Event, source="step"):
     """A step or a captured value was stored."""
 
     step: str
 
 
 @dataclass(frozen=True)
-class StepReplayed(Event):
+class StepReplayed(Event, source="step"):
     """A step was not run again, because an earlier attempt has done it: its stored result was used."""
 
     step: str
 
 
 @dataclass(frozen=True)
-class UndoFailed(Event, level=ERROR):
+class UndoFailed(Event, source="step", level=ERROR):
     """A step of a failed operation could not be undone at this try."""
 
     step: str
@@ -272,27 +277,27 @@ class Unprotected(Event, level=ERROR):
 
 
 @dataclass(frozen=True)
-class Unkeyed(Event, level=INFO):
+class Unkeyed(Event, source="http", level=INFO):
     """A request was sent without its optional key: the handler runs without a record."""
 
 
 @dataclass(frozen=True)
-class KeyMissingEvent(Event, level=INFO):
+class KeyMissingEvent(Event, source="http", level=INFO):
     """An HTTP request was refused because it has no key. ``key`` is empty."""
 
 
 @dataclass(frozen=True)
-class KeyInvalidEvent(Event, level=INFO):
+class KeyInvalidEvent(Event, source="http", level=INFO):
     """An HTTP request was refused because its key is malformed. ``key`` is empty."""
 
 
 @dataclass(frozen=True)
-class BodyTooLargeEvent(Event, level=INFO):
+class BodyTooLargeEvent(Event, source="http", level=INFO):
     """An HTTP request was refused because its body is longer than ``max_request_body``."""
 
 
 @dataclass(frozen=True)
-class PreconditionRefused(Event, level=INFO):
+class PreconditionRefused(Event, source="http", level=INFO):
     """An HTTP request was refused because of its If-Match or If-None-Match."""
 
     status: int
@@ -300,7 +305,7 @@ class PreconditionRefused(Event, level=INFO):
 
 
 @dataclass(frozen=True)
-class BodyOmitted(Event, level=WARNING):
+class BodyOmitted(Event, source="http", level=WARNING):
     """An HTTP answer is longer than ``max_stored_body``, or is a file that the server sends, so it is stored without
     its body. The client gets all of it, and a replay only its status and headers."""
 
@@ -350,7 +355,7 @@ class SweptEvent(Event):
 
 
 @dataclass(frozen=True)
-class CacheLost(Event, level=WARNING):
+class CacheLost(Event, source="store", level=WARNING):
     """The cache of a tiered store does not answer, so the primary is used instead. ``operation``, ``tenant`` and
     ``key`` are empty. Passed to the store's own hook.
     """
@@ -359,7 +364,7 @@ class CacheLost(Event, level=WARNING):
 
 
 @dataclass(frozen=True)
-class CacheBack(Event, level=INFO):
+class CacheBack(Event, source="store", level=INFO):
     """The cache of a tiered store answers again. ``operation``, ``tenant`` and ``key`` are empty."""
 
 
@@ -379,7 +384,7 @@ class RecoveryGivenUp(Event, level=ERROR):
 
 
 @dataclass(frozen=True)
-class Emitted(Event):
+class Emitted(Event, source="outbox"):
     """A message was added to the outbox. It is sent if the transaction commits. ``operation``, ``tenant`` and ``key``
     are those of the operation that added it; without one, the type and the id of the message."""
 
@@ -391,7 +396,7 @@ class Emitted(Event):
 
 
 @dataclass(frozen=True)
-class Published(Event):
+class Published(Event, source="relay"):
     """A relay has sent a batch of messages, and they are gone from the outbox. ``operation``, ``tenant`` and ``key``
     are empty."""
 
@@ -399,7 +404,7 @@ class Published(Event):
 
 
 @dataclass(frozen=True)
-class PublishFailed(Event, level=WARNING):
+class PublishFailed(Event, source="relay", level=WARNING):
     """A message could not be sent, and is tried again later. ``operation`` is its type, and ``key`` its id."""
 
     stream: str
@@ -409,7 +414,7 @@ class PublishFailed(Event, level=WARNING):
 
 
 @dataclass(frozen=True)
-class PublishGivenUp(Event, level=ERROR):
+class PublishGivenUp(Event, source="relay", level=ERROR):
     """A message could not be sent, and is in the dead letters now. ``operation`` is its type, and ``key`` its id."""
 
     stream: str
@@ -418,7 +423,7 @@ class PublishGivenUp(Event, level=ERROR):
 
 
 @dataclass(frozen=True)
-class StreamBlocked(Event, level=ERROR):
+class StreamBlocked(Event, source="relay", level=ERROR):
     """A message cannot be sent, and the later ones of its stream wait for it. The relay goes on trying. Each relay
     reports it once."""
 
@@ -428,7 +433,7 @@ class StreamBlocked(Event, level=ERROR):
 
 
 @dataclass(frozen=True)
-class BrokerLost(Event, level=ERROR):
+class BrokerLost(Event, source="relay", level=ERROR):
     """The broker cannot be reached, or only this destination, if one is named. The relay waits, and counts no attempt.
     ``operation``, ``tenant`` and ``key`` are empty."""
 
@@ -437,7 +442,7 @@ class BrokerLost(Event, level=ERROR):
 
 
 @dataclass(frozen=True)
-class BrokerBack(Event, level=INFO):
+class BrokerBack(Event, source="relay", level=INFO):
     """The broker takes messages again, or only this destination, if one is named. ``operation``, ``tenant`` and ``key``
     are empty."""
 
@@ -445,7 +450,7 @@ class BrokerBack(Event, level=INFO):
 
 
 @dataclass(frozen=True)
-class RelayLate(Event, level=WARNING):
+class RelayLate(Event, source="relay", level=WARNING):
     """A relay was slower than its lease, so another one may have taken its lanes. What it has sent is sent again.
     ``operation``, ``tenant`` and ``key`` are empty."""
 
@@ -454,7 +459,7 @@ class RelayLate(Event, level=WARNING):
 
 
 @dataclass(frozen=True)
-class SlotLag(Event, level=WARNING):
+class SlotLag(Event, source="relay", level=WARNING):
     """The database keeps much of its own log for the outbox, because the relay is behind or a transaction is open for
     long. In the end its disk is full. ``operation``, ``tenant`` and ``key`` are empty."""
 
@@ -463,7 +468,7 @@ class SlotLag(Event, level=WARNING):
 
 
 @dataclass(frozen=True)
-class AppliedEvent(Event):
+class AppliedEvent(Event, source="inbox"):
     """A consumer has applied a message. ``operation`` is its type, or the consumer if ``inbox.process`` applied it, and
     ``key`` its id."""
 
@@ -477,7 +482,7 @@ class AppliedEvent(Event):
 
 
 @dataclass(frozen=True)
-class Skipped(Event, level=INFO):
+class Skipped(Event, source="inbox", level=INFO):
     """A message was delivered again, and was not applied again. ``operation`` is its type, and ``key`` its id."""
 
     consumer: str
@@ -487,7 +492,7 @@ class Skipped(Event, level=INFO):
 
 
 @dataclass(frozen=True)
-class ApplyFailed(Event, level=WARNING):
+class ApplyFailed(Event, source="inbox", level=WARNING):
     """The handler of a message failed, and the message is delivered again later. ``operation`` is its type, and ``key``
     its id."""
 
@@ -498,7 +503,7 @@ class ApplyFailed(Event, level=WARNING):
 
 
 @dataclass(frozen=True)
-class ApplyGivenUp(Event, level=ERROR):
+class ApplyGivenUp(Event, source="inbox", level=ERROR):
     """A message could not be applied, and is in the dead letters now. ``operation`` is its type, and ``key`` its id."""
 
     stream: str
@@ -507,7 +512,7 @@ class ApplyGivenUp(Event, level=ERROR):
 
 
 @dataclass(frozen=True)
-class StreamGap(Event, level=WARNING):
+class StreamGap(Event, source="inbox", level=WARNING):
     """A message was applied although messages of its stream that come before it were not. ``operation`` is its type,
     and ``key`` its id."""
 
@@ -517,7 +522,7 @@ class StreamGap(Event, level=WARNING):
 
 
 @dataclass(frozen=True)
-class ConsumerInterrupted(Event, level=ERROR):
+class ConsumerInterrupted(Event, source="inbox", level=ERROR):
     """A consumer cannot reach its broker or its database. It tries again, and counts no attempt. ``operation``,
     ``tenant`` and ``key`` are empty."""
 
@@ -525,7 +530,7 @@ class ConsumerInterrupted(Event, level=ERROR):
 
 
 @dataclass(frozen=True)
-class CallRetried(Event, level=INFO):
+class CallRetried(Event, source="client", level=INFO):
     """A client sends its request again. ``operation`` is the method and the URL without its query, and ``route`` the
     method and the server."""
 
@@ -537,7 +542,7 @@ class CallRetried(Event, level=INFO):
 
 
 @dataclass(frozen=True)
-class CallResumed(Event, level=INFO):
+class CallResumed(Event, source="client", level=INFO):
     """A client sends a request again that an earlier call has left in the journal. ``operation`` and ``route`` as in
     ``CallRetried``."""
 
@@ -546,7 +551,7 @@ class CallResumed(Event, level=INFO):
 
 
 @dataclass(frozen=True)
-class CallEnded(Event):
+class CallEnded(Event, source="client"):
     """A client knows the outcome of its call. ``operation`` and ``route`` as in ``CallRetried``."""
 
     outcome: str
@@ -558,7 +563,7 @@ class CallEnded(Event):
 
 
 @dataclass(frozen=True)
-class CallUnknown(Event, level=ERROR):
+class CallUnknown(Event, source="client", level=ERROR):
     """A client has given up, and its request may have been executed. ``operation`` and ``route`` as in
     ``CallRetried``."""
 

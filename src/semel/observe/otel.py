@@ -61,7 +61,7 @@ class OpenTelemetryMetrics:
             self._seconds.record(event.seconds, attributes)
         if isinstance(event, events.Started):
             self._store.record(event.seconds, {"op": "claim"})
-        elif isinstance(event, events.Completed):
+        elif isinstance(event, events.Completed) and event.store_seconds:
             self._store.record(event.store_seconds, {"op": "complete"})
         elif isinstance(event, events.Published):
             self._published.add(event.count)

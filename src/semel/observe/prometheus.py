@@ -111,7 +111,7 @@ class PrometheusMetrics:
         # No lock is needed: an append is atomic, and a writer takes away only what it has seen.
         notes = tally.notes
         notes.append(event.seconds if tally.timed else tally.read(event))  # type: ignore[attr-defined]
-        if kind is events.Completed:
+        if kind is events.Completed and event.store_seconds:  # type: ignore[attr-defined]
             self._completions.notes.append(event.store_seconds)  # type: ignore[attr-defined]
         if len(notes) >= MOST_NOTES:
             self.write(wait=False)

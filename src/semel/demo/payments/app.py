@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator
@@ -160,7 +161,8 @@ async def _try(request: Request) -> HTMLResponse:
         for method in sorted(route.methods or ())
     )
     page = _PAGE.read_text("utf-8")
-    for name, text in (("title", request.app.title), ("description", request.app.description), ("rows", rows)):
+    about = re.sub("`(.+?)`", r"<code>\1</code>", request.app.description)
+    for name, text in (("title", request.app.title), ("description", about), ("rows", rows)):
         page = page.replace(f"{{{name}}}", text)
     return HTMLResponse(page)
 

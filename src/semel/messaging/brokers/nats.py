@@ -68,6 +68,8 @@ class NATSBroker:
         :param subject: the subject for messages without a destination.
         :param stream: the JetStream stream that must have the subjects. By default any stream may.
         :param dedup_window: the duplicate window of the stream, as it was created.
+        :param largest: the most bytes that a message may have.
+        :param connect_timeout: how long it may take to connect.
         :param options: passed on to nats-py: ``user_credentials``, ``tls``, and so on.
         """
         self._client = _Client(servers, seconds(connect_timeout, "connect_timeout"), options)
@@ -204,6 +206,8 @@ class NATSSource:
         :param ordered: have one message under way at a time, so that the order of every stream is kept.
         :param ack_wait: after so many seconds without a sign of life of a process, its messages are delivered again.
         :param max_ack_pending: the most messages that are under way, if the source is not ordered.
+        :param connect_timeout: how long it may take to connect.
+        :param options: passed on to nats-py: ``user_credentials``, ``tls``, and so on.
         """
         if not subject or not durable:
             raise ConfigurationError(

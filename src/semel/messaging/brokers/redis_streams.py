@@ -60,11 +60,14 @@ class RedisStreamsBroker:
         connect_timeout: Duration = CONNECT_TIMEOUT,
     ) -> None:
         """
-        :param url: as of ``RedisStore``. With ``wait_replicas`` or ``wait_aof``, a message is sent when these have it.
+        :param url: same as for ``RedisStore``. With ``wait_replicas`` or ``wait_aof``, a message is sent when
+            these have it.
         :param stream: the key of the Redis stream for messages without a destination.
         :param max_length: trim every stream to about so many entries. **Entries that no consumer has read are lost,
             too.**
         :param largest: the most bytes that a message may have.
+        :param timeout: how long the server may take to reply.
+        :param connect_timeout: how long it may take to connect.
         """
         self._servers = _Servers(url, timeout, connect_timeout)
         self._stream = stream
@@ -170,7 +173,7 @@ class RedisStreamsSource:
         connect_timeout: Duration = CONNECT_TIMEOUT,
     ) -> None:
         """
-        :param url: as of ``RedisStore``.
+        :param url: same as for ``RedisStore``.
         :param stream: the key of the Redis stream.
         :param group: the consumer group. It is created if it does not exist, and begins with the oldest entry.
         :param consumer: the name in the group. No two processes may share it. One that restarts with the same name
@@ -179,6 +182,8 @@ class RedisStreamsSource:
             group share the work.
         :param takeover: after so many seconds without a sign of life of a consumer, others take over its messages.
         :param delete: delete entries that are acknowledged, too. Only if no other group reads the stream.
+        :param timeout: how long the server may take to reply.
+        :param connect_timeout: how long it may take to connect.
         """
         if not stream or not group:
             raise ConfigurationError(

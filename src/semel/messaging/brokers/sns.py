@@ -48,6 +48,8 @@ class SNSBroker:
         :param fifo: whether the topics are FIFO topics. Defaults to what the name of the topic says.
         :param endpoint: the URL of another server than that of AWS.
         :param largest: the most bytes that a message may have.
+        :param timeout: how long the service may take for one call.
+        :param connect_timeout: how long it may take to connect.
         """
         limits = (seconds(timeout, "timeout"), seconds(connect_timeout, "connect_timeout"))
         self._client = AWSClient("sns", region, endpoint, *limits)

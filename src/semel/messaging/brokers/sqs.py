@@ -59,6 +59,8 @@ class SQSBroker:
             queues of one kind.
         :param endpoint: the URL of another server than that of AWS.
         :param largest: the most bytes that a message may have.
+        :param timeout: how long the service may take for one call.
+        :param connect_timeout: how long it may take to connect.
         """
         limits = (seconds(timeout, "timeout"), seconds(connect_timeout, "connect_timeout"))
         self._client = AWSClient("sqs", region, endpoint, *limits)
@@ -137,6 +139,9 @@ class SQSSource:
         :param queue: the name of the queue.
         :param visibility: after so many seconds without a sign of life of a process, its messages are delivered again.
             While the source is open, it renews the time of what was delivered and is not acknowledged.
+        :param endpoint: the URL of another server than that of AWS.
+        :param timeout: how long the service may take for one call.
+        :param connect_timeout: how long it may take to connect.
         """
         if not queue:
             raise ConfigurationError("a source of SQS needs the name of a queue: sqs://region/queue")

@@ -74,6 +74,8 @@ class WebhookBroker:
             to send without a signature.
         :param private: allow destinations with plain http, and in private networks.
         :param timeout: seconds that a receiver may take.
+        :param connect_timeout: how long it may take to connect.
+        :param largest: the most bytes that a message may have.
         :param concurrency: how many requests are under way at the same time.
         :param client: returns a client of httpx with settings of your own, such as a proxy or certificates.
         """
