@@ -242,6 +242,24 @@ def test_migrate_check_of_a_database_without_our_tables_says_what_to_run(
     assert path.read_bytes() == before, "looking has changed somebody's database"
 
 
+@pytest.mark.parametrize("words", ["dlq list", "outbox", "sweep", "purge --all --yes", "doctor"])
+def test_no_command_migrates_a_database_on_the_way(url: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of an older version: somebody has to decide when it is migrated."""
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as raw:
+        for (name,) in raw.execute(
+            "SELECT name FROM sqlite_master WHERE name LIKE 'semel%' AND type = 'table'"
+        ).fetchall():
+            if name not in ("semel_record", "semel_step", "semel_migration"):
+                raw.execute(f"DROP TABLE {name}")
+        raw.execute("DELETE FROM semel_migration WHERE version >= 4")
+        before = list(raw.iterdump())
+        assert main([*words.split(), url]) == (1 if words == "doctor" else 2)
+        shown = capsys.readouterr()
+        assert "the database lacks 0004_messages" in shown.out + shown.err
+        assert main(["list", url]) == 0, "what is there can be read"
+        assert list(raw.iterdump()) == before
+
+
 def test_migrate_and_check_on_postgres(
     postgres: PostgresServer, postgres_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,6 +52,15 @@ def test_output_that_nobody_can_take_is_no_traceback(url: str) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.server
+@pytest.mark.redis
+def test_what_a_server_can_lose_is_told_by_the_doctor_only(redis_url: str) -> None:
+    run = shell("semel list; semel once --key k -- echo hi; semel doctor", redis_url)
+    assert run.stderr == b""
+    assert b"[no-persistence]" in run.stdout
+
+
+@pytest.mark.process
 def test_without_a_url_the_error_names_the_variable(url: str) -> None:
     run = shell("unset SEMEL_STORE; semel list", url)
     assert run.returncode == 2

@@ -9,6 +9,7 @@ import argparse
 import codecs
 import io
 import json
+import logging
 import os
 import re
 import sys
@@ -170,6 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         make_parser().print_help(sys.stderr)  # a person wants the help; to a script it is an error
         return USAGE
     args = parse(words)
+    log = logging.getLogger("semel.redis")
+    log.addFilter(_leave_risks_to_the_doctor)
     try:
         code = cast(int, args.run(args))
         sys.stdout.flush()
@@ -187,6 +190,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         say(f"semel: {error}", sys.stderr)
         return FAILED
+    finally:
+        log.removeFilter(_leave_risks_to_the_doctor)
+
+
+def _leave_risks_to_the_doctor(record: logging.LogRecord) -> bool:
+    """Drop the warning that a service logs once. A command would print it each time."""
+    return not str(record.msg).startswith("records in Redis are at risk")
 
 
 def _drop_output() -> None:

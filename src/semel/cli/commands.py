@@ -296,7 +296,8 @@ def open_guard(url: str, *, reads_only: bool = False) -> Iterator[Semel]:
 
     :param reads_only: for a SQLite file, need no write access. The guard can only look up.
     """
-    from semel.sql.migrations import SQLITE
+    from semel.sql.migrations import SQLITE, check_ledger
+    from semel.sql.sync import run
     from semel.stores.guard import Semel
     from semel.stores.sqlite import ReadOnlySQLiteStore, open_read_only
     from semel.stores.urls import open_any_store, sqlite_path, tiers
@@ -310,6 +311,7 @@ def open_guard(url: str, *, reads_only: bool = False) -> Iterator[Semel]:
             if reads_only:
                 yield stack.enter_context(Semel(ReadOnlySQLiteStore(connection), sweep_every=None))
                 return
+            run(check_ledger(SQLITE), connection)  # opening the store would migrate it
             stack.pop_all().close()
         with Semel(open_any_store(url), sweep_every=None) as guard:
             yield guard

@@ -261,7 +261,7 @@ def purge(args: argparse.Namespace) -> int:
     if not chosen and not args.all:
         raise ConfigurationError("say which records: --operation, --tenant or --older, or --all for all finished ones")
     with open_guard(args.url, reads_only=args.dry_run) as guard, stop_on_signals() as stopping:
-        count = sum(map(len, _Walk(guard, stopping, filters).pages(args.limit)))
+        count = sum(len(_users(records)) for records in _Walk(guard, stopping, filters).pages(args.limit))
         if stopping.is_set():
             raise KeyboardInterrupt
         question = f"delete {count:,} finished records? The next call with such a key runs its operation again."
@@ -273,7 +273,7 @@ def purge(args: argparse.Namespace) -> int:
             who = who_is_here()
             try:
                 for records in walk.pages(args.limit):
-                    for record in _freed(guard, records, stopping):
+                    for record in _freed(guard, _users(records), stopping):
                         deleted += 1
                         operation, identity = record.operation, record.id.hex()
                         log_act("purge", who, "cli", level=logging.INFO, operation=operation, id=identity)
@@ -288,6 +288,13 @@ def purge(args: argparse.Namespace) -> int:
     else:
         print(f"{done:,} finished records {'would be ' if args.dry_run else ''}deleted")
     return INTERRUPTED if stopping.is_set() else OK
+
+
+def _users(records: Sequence[Record]) -> Sequence[Record]:
+    """The records that users may delete: not those that Semel keeps for itself."""
+    from semel.stores.tiered.rules import NAME_OPERATION
+
+    return [record for record in records if record.operation != NAME_OPERATION]
 
 
 def _freed(guard: Semel, records: Sequence[Record], stopping: StopFlag) -> Iterator[Record]:

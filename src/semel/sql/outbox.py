@@ -314,7 +314,7 @@ def add_message(dialect: Dialect, message: Message, delay: float) -> Program[Non
     params = {
         "id": message.id, "type": message.type, "data": message.data, "source": message.source,
         "destination": message.destination, "stream": message.stream, "subject": message.subject,
-        "content_type": message.content_type, "headers": json.dumps(dict(message.headers)),
+        "content_type": message.content_type, "headers": json.dumps(dict(message.headers)) if message.headers else "{}",
         "lane": lane_of(message.stream, message.id),
     }  # fmt: skip
     if dialect == "postgresql":

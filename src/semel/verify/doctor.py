@@ -6,6 +6,7 @@ Each check is a function of its own that yields findings. A store that cannot be
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, Final
 
 from semel.core.messaging.messages import InspectOutbox
@@ -41,7 +42,7 @@ class Window:
 def examine(url: str, window: Window, service: Installation | None = None) -> list[Finding]:
     """Examine the store of this URL, and the service that uses it."""
     found = list(_store(url))
-    if not any(finding.rule == "unreachable" for finding in found):
+    if not any(finding.rule in ("unreachable", "not-migrated") for finding in found):
         found += _contents(url)
     return [*found, *_window(window, service), *([] if service is None else _service(service))]
 
@@ -72,15 +73,13 @@ def _store(url: str) -> Iterator[Finding]:
 
 
 def _contents(url: str) -> Iterator[Finding]:
-    store = open_any_store(url)
     try:
-        yield from _records(store)
-        if has_outbox(url):
-            yield from _outbox(store)
+        with closing(open_any_store(url)) as store:
+            yield from _records(store)
+            if has_outbox(url):
+                yield from _outbox(store)
     except StoreError as error:
         yield Finding("unreadable", WARNING, f"the records could not be looked at: {error}")
-    finally:
-        store.close()
 
 
 def _records(store: Store) -> Iterator[Finding]:

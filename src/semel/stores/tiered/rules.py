@@ -48,6 +48,10 @@ MAX_NONCES: Final = 4096
 """The most claims that are remembered because a mark has answered them and they may be sent again."""
 NAME_TTL: Final = 10 * 365 * 86400.0
 """How long a primary has its name. When it gets a new one, the copies under the old one are not found any more."""
+NAME_OPERATION: Final = "semel.tiered"
+"""The operation of the record that is the name. Nobody may delete it while processes run: those that know the name
+could not drop the copies of those that make a new one.
+"""
 SHARE_OF_LEASE: Final = 0.8
 """A mark ends when this share of the lease is over."""
 
@@ -65,7 +69,7 @@ def naming_claim() -> Claim:
     """Return the claim of the record whose fingerprint is the name of a primary."""
     return Claim(
         b"semel-tier-name.", int.from_bytes(os.urandom(7)), os.urandom(16), 10.0, NAME_TTL, Takeover.RETRY,
-        "semel", "semel.tiered", "name",
+        "semel", NAME_OPERATION, "name",
     )  # fmt: skip
 
 
