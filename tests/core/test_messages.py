@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from semel.core.messaging.messages import Message, attributes, read_message
+from semel.core.messaging.messages import MAX_NAME, Message, attributes, check_message, fits_column, read_message
+from semel.errors import ConfigurationError
 
 
 @given(st.floats(-1e9, 4e9))
@@ -28,3 +29,20 @@ def test_what_is_empty_is_left_out_and_what_is_not_comes_back() -> None:
         {"traceparent": "00-a-b-01"}, 2,
     )  # fmt: skip
     assert read_message(attributes(full), b"{}", "orders") == full
+
+
+@given(st.lists(st.text("ab c\t\u00a0\u2003\x85\ud800", max_size=4) | st.just("x" * 200), min_size=5, max_size=5))
+def test_a_message_is_refused_exactly_if_one_of_its_attributes_does_not_fit_a_column(texts: list[str]) -> None:
+    source, destination, stream, subject, content_type = texts
+    message = Message("m", "t", b"", source, destination, stream, 1, subject, content_type)
+    try:
+        check_message(message)
+    except ConfigurationError:
+        assert not all(map(fits_column, texts))
+    else:
+        assert all(map(fits_column, texts))
+
+
+def test_the_longest_names_fit_together() -> None:
+    longest = "x" * MAX_NAME
+    check_message(Message(longest, longest, b"", longest, longest, longest, 1, longest, longest))

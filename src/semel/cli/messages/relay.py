@@ -285,6 +285,8 @@ def _print_state(state: OutboxState) -> None:
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         for row in rows:
             say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        if state.more:
+            print("there are more messages than these, which are the oldest ones")
     else:
         print("the outbox is empty")
     for held in state.held:
