@@ -15,9 +15,10 @@ from typing import Any
 
 import psycopg
 import pytest
+import redis as redis_client
 
 from tests.faults.dynamodb_proxy import REFUSALS, Proxy
-from tests.servers import DynamoDBServer, MariaDBServer, PostgresServer, RedisServer
+from tests.servers import DynamoDBServer, MariaDBServer, PostgresServer
 
 PATIENCE = 60.0
 ENDED = 130
@@ -119,31 +120,32 @@ both = pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["ctr
 # Redis
 
 
-def keys_in(redis: RedisServer, url: str) -> int:
-    return int(redis.cli("-n", url.rpartition("/")[2], "DBSIZE"))
+def keys_in(url: str) -> int:
+    with redis_client.Redis.from_url(url) as client:
+        return int(client.dbsize())
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["ctrl-c", "sigterm", "sighup"])
-def test_redis_has_no_samples_left(how: signal.Signals, redis: RedisServer, redis_url: str, tmp_path: Path) -> None:
-    interrupted(redis_url, lambda: keys_in(redis, redis_url) > 300, how, tmp_path)
-    assert keys_in(redis, redis_url) == 0
+def test_redis_has_no_samples_left(how: signal.Signals, redis_url: str, tmp_path: Path) -> None:
+    interrupted(redis_url, lambda: keys_in(redis_url) > 300, how, tmp_path)
+    assert keys_in(redis_url) == 0
 
 
-def test_redis_has_no_samples_left_wherever_it_ends(redis: RedisServer, redis_url: str, tmp_path: Path) -> None:
+def test_redis_has_no_samples_left_wherever_it_ends(redis_url: str, tmp_path: Path) -> None:
     anywhere("--store", redis_url, folder=tmp_path)
-    assert keys_in(redis, redis_url) == 0
+    assert keys_in(redis_url) == 0
 
 
 @ctrl_c
-def test_a_tier_has_no_copies_left(how: signal.Signals, redis: RedisServer, redis_url: str, tmp_path: Path) -> None:
+def test_a_tier_has_no_copies_left(how: signal.Signals, redis_url: str, tmp_path: Path) -> None:
     words = ("--records", "6000", "--body", "10")
-    interrupted(f"tiered:memory:,{redis_url}", lambda: keys_in(redis, redis_url) > 300, how, tmp_path, *words)
-    assert keys_in(redis, redis_url) == 0
+    interrupted(f"tiered:memory:,{redis_url}", lambda: keys_in(redis_url) > 300, how, tmp_path, *words)
+    assert keys_in(redis_url) == 0
 
 
-def test_a_tier_has_no_copies_left_wherever_it_ends(redis: RedisServer, redis_url: str, tmp_path: Path) -> None:
+def test_a_tier_has_no_copies_left_wherever_it_ends(redis_url: str, tmp_path: Path) -> None:
     anywhere("--store", f"tiered:memory:,{redis_url}", folder=tmp_path)
-    assert keys_in(redis, redis_url) == 0
+    assert keys_in(redis_url) == 0
 
 
 # SQL

@@ -37,7 +37,7 @@ class FakeAttempt:
     """An attempt that only shows what the flow asks of it."""
 
     def __init__(self, lost: bool = False, transaction: bool = False) -> None:
-        self.call: Any = SimpleNamespace(alert=lambda event, *details: None)
+        self.call: Any = SimpleNamespace(alert=lambda event, *details: None, tell=lambda event, *details: None)
         self.lease = None if transaction else SimpleNamespace(lost=lost)
 
     def conflicts(self, error: BaseException) -> bool:

@@ -476,7 +476,9 @@ def test_an_operator_sees_what_waits_and_why(desk: Desk) -> None:
     assert (waiting.stream, waiting.messages, waiting.reason) == ("s0", 2, "busy")
     assert 40 < waiting.seconds <= 100
     assert desk.execute(InspectOutbox(1)).held == (parked,)
-    assert (state.relays, state.lanes) == (0, 0)
+    assert (state.relays, state.lanes, state.more) == (0, 0, False)
+    few = desk.execute(InspectOutbox(10, look=1))  # a page of a console does not count a million messages
+    assert (few.more, few.destinations[0].messages, len(few.held)) == (True, 2, 2)
     broker.answer = sent
     with Relay(desk.store, broker):
         wait_until(lambda: desk.execute(InspectOutbox(1)).lanes == 64)

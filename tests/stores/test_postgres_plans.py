@@ -15,8 +15,8 @@ from semel.stores.postgres.connections import PostgresSettings, Psycopg
 pytestmark = pytest.mark.server
 QUERIES = {
     **postgres._Q,
-    # A message is added by a function, and what the outbox holds is counted row by row, for people.
-    **{f"outbox_{name}": query for name, query in outbox._P.items() if name not in ("add", "depths", "held")},
+    # A message is added by a function.
+    **{f"outbox_{name}": query for name, query in outbox._P.items() if name != "add"},
     **{f"trail_{name}": query for name, query in trail._TABLES["postgresql"]._queries.items()},
 }
 
@@ -33,6 +33,6 @@ def test_no_statement_reads_a_whole_table(postgres_url: str, name: str) -> None:
         plan = [line for (line,) in raw.execute(f"EXPLAIN EXECUTE asked {nothing}".encode(), prepare=False)]
     assert any("semel_" in line for line in plan)
     read = [
-        line for line in plan if "Seq Scan" in line and not re.search("semel_(lane|relay)", line)
-    ]  # these are small
+        line for line in plan if "Seq Scan" in line and not re.search("semel_(lane|relay|cursor|log_)", line)
+    ]  # these are small, and the log has little that was not read
     assert read == [], "\n".join(plan)

@@ -28,3 +28,4 @@ SOME = [
 ]
 """Every driver, with autocommit where it has that, and a library of each sort above one. For what has been shown on all
 kinds by a first test."""
+on_some = pytest.mark.parametrize("kind", SOME)

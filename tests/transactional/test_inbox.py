@@ -17,7 +17,7 @@ from semel.messaging.aio_outbox import AsyncOutbox
 from semel.messaging.inbox import Inbox
 from semel.messaging.outbox import Outbox
 from tests.transactional.kinds import AsyncTill, Till
-from tests.transactional.marked import marked
+from tests.transactional.marked import marked, on_some
 
 
 class Counter:
@@ -100,6 +100,7 @@ def test_a_message_is_applied_once_by_each_consumer(counter: Counter) -> None:
     assert [counter.process(strange), counter.process(strange)] == [True, False]
 
 
+@on_some
 def test_a_batch_is_applied_with_one_statement(counter: Counter) -> None:
     assert counter.process("b-2") is True
     assert counter.process_many(["b-1", "b-2", "b-3", "b-1"]) == 2
@@ -111,6 +112,7 @@ def test_a_batch_is_applied_with_one_statement(counter: Counter) -> None:
     assert counter.till.rows() == ["b-1", "b-2", "b-3", "b-4"]
 
 
+@on_some
 def test_the_inbox_opens_and_commits_a_transaction_of_its_own(counter: Counter) -> None:
     till = counter.till
 

@@ -18,7 +18,7 @@ from semel.messaging import AsyncOutbox, Outbox
 from semel.testing.crashpoints import crash_everywhere
 from tests.transactional import emitting
 from tests.transactional.kinds import AsyncTill, Till
-from tests.transactional.marked import marked
+from tests.transactional.marked import marked, on_some
 from tests.transactional.test_savepoints import savepoint
 from tests.transactional.test_statements import Wire
 
@@ -140,6 +140,7 @@ def test_a_message_commits_with_the_rows(open_till: OpenTill) -> None:
     desk.run(main())
 
 
+@on_some
 def test_a_rollback_takes_the_message_along(open_till: OpenTill) -> None:
     desk = Desk(open_till())
 
@@ -161,6 +162,7 @@ def test_a_rollback_takes_the_message_along(open_till: OpenTill) -> None:
     desk.run(main())
 
 
+@on_some
 def test_the_same_message_is_added_once(open_till: OpenTill) -> None:
     """And leaves no gap in its stream."""
     desk = Desk(open_till())
@@ -179,6 +181,7 @@ def test_the_same_message_is_added_once(open_till: OpenTill) -> None:
     desk.run(main())
 
 
+@on_some
 def test_an_operation_emits_the_same_ids_again(open_till: OpenTill) -> None:
     """Whatever the first attempt added is rolled back with it. The next one adds messages with the same ids."""
     desk = Desk(open_till())

@@ -367,6 +367,7 @@ class Views:
                     "lanes": state.lanes,
                     "mode": state.mode,
                     "retained": state.retained,
+                    "more": state.more,
                     "dead": part["dead"],
                 }
             )  # fmt: skip

@@ -50,6 +50,8 @@ AT_ONCE: Final = 5
 """Minutes that a page waits for."""
 KEPT: Final = 600
 """Seconds for which a minute is kept at most."""
+COUNTED: Final = 10_000
+"""Messages, and dead letters, that are counted for a page."""
 STORY: Final = 500
 """Moments of one chain on a page."""
 
@@ -241,7 +243,7 @@ class WatchedStore:
 
     async def outbox(self, streams: int) -> OutboxState:
         """Return what is in the outbox."""
-        found: OutboxState = await self._fresh(("outbox", streams), lambda: self.ask(InspectOutbox(streams)))
+        found: OutboxState = await self._fresh(("outbox", streams), lambda: self.ask(InspectOutbox(streams, COUNTED)))
         return found
 
     async def letters(self, filter: LetterFilter, after: int, limit: int) -> tuple[Letter, ...]:

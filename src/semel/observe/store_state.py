@@ -184,7 +184,7 @@ GAUGES: Final = {
     "semel_sweep_lag_seconds": "Seconds that the oldest expired record waits for a sweep.",
     "semel_unfinished_records": "Records that are not finished, as far as looks have found them.",
     "semel_unfinished_oldest_seconds": "Seconds since the oldest of them was first claimed.",
-    "semel_outbox_messages": "Messages in the outbox.",
+    "semel_outbox_messages": "Messages in the outbox, of the oldest 100,000.",
     "semel_outbox_failing_messages": "Messages in the outbox that could not be sent yet.",
     "semel_outbox_oldest_seconds": "Seconds since the oldest message was added.",
     "semel_relays": "Relays that live.",

@@ -117,11 +117,13 @@ def _leave(op: LeaveRelays) -> Program[None]:
 
 def _inspect(op: InspectOutbox) -> Program[OutboxState]:
     ((mode, retained),) = yield _P["mode"]()
-    return _state((yield _P["depths"]()), (yield _P["held"](most=op.limit)), (yield _P["owners"]()), mode, retained)
+    depths = yield _P["depths"](most=op.look + 1)
+    held = yield _P["held"](most=op.limit, look=op.look)
+    return _state(op, depths, held, (yield _P["owners"]()), mode, retained)
 
 
 def _state(
-    depths: Rows, held: Rows, owners: Rows, mode: OutboxMode = "queue", retained: int | None = None
+    op: InspectOutbox, depths: Rows, held: Rows, owners: Rows, mode: OutboxMode = "queue", retained: int | None = None
 ) -> OutboxState:
     return OutboxState(
         tuple(DestinationDepth(name, count, failing, float(age)) for name, count, failing, age in depths),
@@ -133,6 +135,7 @@ def _state(
         lanes=owners[0][1],
         mode=mode,
         retained=retained,
+        more=sum(row[1] for row in depths) > op.look,
     )
 
 
@@ -266,9 +269,9 @@ def _leave_in(op: LeaveRelays, run: _Transaction) -> Program[None]:
 
 
 def _inspect_in(op: InspectOutbox, run: _Transaction) -> Program[OutboxState]:
-    depths = yield from run(_step("depths"))
-    held = yield from run(_step("held", most=op.limit))
-    return _state(depths, held, (yield from run(_step("owners"))))
+    depths = yield from run(_step("depths", most=op.look + 1))
+    held = yield from run(_step("held", most=op.limit, look=op.look))
+    return _state(op, depths, held, (yield from run(_step("owners"))))
 
 
 def _take_in(op: TakeLog, run: _Transaction) -> Program[LogOwned]:

@@ -24,13 +24,13 @@ from semel.core.ops import Op
 from semel.core.policy import Duration, seconds
 from semel.engine.forking import survive_forks
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable
-from semel.sql import aio, sync
+from semel.sql import sync
 from semel.sql.connections.errors import SQLITE_ERRORS, DatabaseBusy, sqlite_error
 from semel.sql.dialects import sqlite as dialect
 from semel.sql.migrations import SQLITE
 from semel.sql.program import Program, Rows, Statement
-from semel.stores.batching.aio_combiner import AsyncCombiner
-from semel.stores.batching.combiner import Combiner
+from semel.stores.batching.aio_store import AsyncSQLStore
+from semel.stores.batching.store import SQLStore
 
 R = TypeVar("R")
 BUSY_TIMEOUT: Final = 10.0
@@ -252,15 +252,8 @@ class _Writer:
         self._connection = None
 
 
-class SQLiteStore:
+class SQLiteStore(SQLStore):
     """A store in a SQLite file, for threads."""
-
-    wakes = False
-    counts = True
-    resumes = True
-    lists = True
-    trails = True
-    accept = None
 
     def __init__(
         self,
@@ -276,27 +269,7 @@ class SQLiteStore:
         :param busy_timeout: how long another process may hold the file before an Op fails.
         :param migrate: create or update the tables when the store is opened.
         """
-        self._combiner = Combiner([_Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)])
-
-    def execute(self, op: Op[R]) -> R:
-        return self._combiner.execute(op)
-
-    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return self._combiner.execute_many(ops)
-
-    def wait(self, id: bytes, seconds: float) -> None:
-        """The engine polls and never calls this."""
-        time.sleep(min(seconds, 0.05))
-
-    def adopt(self, connection: object) -> sync.SQLUnit:
-        """Wrap the caller's connection, to write records in the caller's transaction."""
-        return sync.adopt_unit(connection, "sqlite")
-
-    def open(self) -> None:
-        self._combiner.open()
-
-    def close(self) -> None:
-        self._combiner.close()
+        super().__init__("sqlite", [_Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)])
 
 
 class _SQLiteThread:
@@ -324,15 +297,8 @@ class _SQLiteThread:
             thread.shutdown()
 
 
-class AsyncSQLiteStore:
+class AsyncSQLiteStore(AsyncSQLStore):
     """A store in a SQLite file, for one event loop."""
-
-    wakes = False
-    counts = True
-    resumes = True
-    lists = True
-    trails = True
-    accept = None
 
     def __init__(
         self,
@@ -344,24 +310,4 @@ class AsyncSQLiteStore:
     ) -> None:
         """Same parameters as ``SQLiteStore``."""
         writer = _Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)
-        self._combiner = AsyncCombiner([_SQLiteThread(writer)])
-
-    async def execute(self, op: Op[R]) -> R:
-        return await self._combiner.execute(op)
-
-    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return await self._combiner.execute_many(ops)
-
-    async def wait(self, id: bytes, seconds: float) -> None:
-        """The engine polls and never calls this."""
-        await asyncio.sleep(min(seconds, 0.05))
-
-    def adopt(self, connection: object) -> aio.AsyncSQLUnit:
-        """Wrap the caller's connection, to write records in the caller's transaction."""
-        return aio.adopt_unit_async(connection, "sqlite")
-
-    def open(self) -> None:
-        self._combiner.open()
-
-    async def close(self) -> None:
-        await self._combiner.close()
+        super().__init__("sqlite", [_SQLiteThread(writer)])

@@ -451,14 +451,18 @@ class OutboxState:
     mode: OutboxMode = "queue"
     retained: int | None = None
     """How many bytes of its own log the database keeps for the outbox; None without a replication slot."""
+    more: bool = False
+    """Whether there are more messages than were counted."""
 
 
 @value
 class InspectOutbox(Op[OutboxState]):
-    """Show what is in the outbox. It counts all messages, and changes nothing."""
+    """Show what is in the outbox. It changes nothing, and takes no longer because a million messages wait."""
 
     limit: int
     """How many streams that wait are listed, parked ones first."""
+    look: int = 100_000
+    """How many messages are counted, the oldest ones."""
     id: bytes = b""
 
 

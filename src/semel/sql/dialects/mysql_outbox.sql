@@ -128,14 +128,17 @@ VALUES (
 UPDATE semel_stream SET sequence = sequence - 1 WHERE name = :stream
 
 -- name: depths (reads)
+-- It counts the oldest :most messages.
 SELECT destination, COUNT(*), COUNT(CASE WHEN starts > 0 THEN 1 END),
        TIMESTAMPDIFF(MICROSECOND, MIN(created), {{now}}) / 1e6
-FROM semel_outbox GROUP BY destination ORDER BY 2 DESC, 1
+FROM (SELECT destination, starts, created FROM semel_outbox ORDER BY position LIMIT :most) AS oldest
+GROUP BY destination ORDER BY 2 DESC, 1
 
 -- name: held (reads)
 SELECT h.stream, COUNT(o.position),
        CASE WHEN h.until < '9999-12-31' THEN TIMESTAMPDIFF(MICROSECOND, {{now}}, h.until) / 1e6 END, h.reason
-FROM semel_hold h LEFT JOIN semel_outbox o ON o.stream = h.stream
+FROM semel_hold h
+LEFT JOIN (SELECT position, stream FROM semel_outbox ORDER BY position LIMIT :look) AS o ON o.stream = h.stream
 WHERE h.until > {{now}}
 GROUP BY h.stream, h.until, h.reason ORDER BY h.until DESC, h.stream LIMIT :most
 

@@ -162,13 +162,14 @@ SELECT semel_add(
 )
 
 -- name: depths (reads)
--- Of the log, what was not read.
+-- It counts the oldest :most messages. Of the log, what was not read.
 SELECT destination, count(*), count(*) FILTER (WHERE starts > 0), extract(epoch FROM {{now}} - min(created))::float8
 FROM (
-    SELECT destination, starts, created FROM semel_outbox
+    (SELECT destination, starts, created FROM semel_outbox ORDER BY position LIMIT :most::integer)
     UNION ALL
-    SELECT l.destination, 0, l.created FROM semel_cursor c JOIN semel_log l ON NOT pg_visible_in_snapshot(l.xid, c.seen)
-    WHERE c.upto IS NULL OR l.position > c.passed OR NOT pg_visible_in_snapshot(l.xid, c.upto)
+    (SELECT l.destination, 0, l.created FROM semel_cursor c JOIN semel_log l ON NOT pg_visible_in_snapshot(l.xid, c.seen)
+     WHERE c.upto IS NULL OR l.position > c.passed OR NOT pg_visible_in_snapshot(l.xid, c.upto) LIMIT :most)
+    LIMIT :most
 ) AS messages
 GROUP BY destination ORDER BY 2 DESC, 1
 
@@ -180,11 +181,17 @@ SELECT mode, (
 FROM semel_outbox_mode
 
 -- name: held (reads)
-SELECT h.stream, count(o.position),
+SELECT h.stream, coalesce(o.messages, 0),
        CASE WHEN h.until < 'infinity' THEN extract(epoch FROM h.until - {{now}})::float8 END, h.reason
-FROM semel_hold h LEFT JOIN semel_outbox o ON o.stream = h.stream
+FROM semel_hold h
+LEFT JOIN (
+    SELECT stream, count(*) AS messages
+    FROM (SELECT stream FROM semel_outbox ORDER BY position LIMIT :look::integer) AS oldest
+    WHERE EXISTS (SELECT FROM semel_hold w WHERE w.stream = oldest.stream)
+    GROUP BY stream
+) AS o ON o.stream = h.stream
 WHERE h.until > {{now}}
-GROUP BY h.stream ORDER BY h.until DESC, h.stream LIMIT :most::integer
+ORDER BY h.until DESC, h.stream LIMIT :most::integer
 
 -- name: owners (reads)
 SELECT count(DISTINCT r.relay), count(l.lane)

@@ -2,30 +2,22 @@
 # Twin: Asyncmy -> PyMySQL
 # Twin: for one event loop, by asyncmy -> for threads, by PyMySQL
 # Twin: for one event loop -> for threads
-"""The MySQL store for one event loop, by asyncmy.
-
-A few connections serve all callers. Ops that arrive while these are busy are sent together.
-"""
+"""The MySQL store for one event loop, by asyncmy."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
 
-from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import aio as sql
 from semel.sql.migrations import MYSQL
-from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
+from semel.stores.batching.aio_store import AsyncSQLStore
 from semel.stores.mysql.connections import Asyncmy, MySQLSettings
 from semel.stores.risks import Risk, mysql_risks
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
-
-R = TypeVar("R")
 
 
 @asynccontextmanager
@@ -59,15 +51,8 @@ async def risks_async(url: str) -> list[Risk]:
         return await sql.run_async(mysql_risks(time.time), connection)
 
 
-class AsyncMySQLStore:
+class AsyncMySQLStore(AsyncSQLStore):
     """A store in MySQL 8 or MariaDB 10.6+, for one event loop. Connections are opened when first needed."""
-
-    wakes = False
-    counts = True
-    resumes = True
-    lists = True
-    trails = True
-    accept = None
 
     def __init__(
         self,
@@ -88,24 +73,4 @@ class AsyncMySQLStore:
         """
         settings = MySQLSettings(url, connections, timeout, connect_timeout, retry_for)
         driver = Asyncmy()
-        self._combiner = AsyncCombiner([AsyncRetryingConnection(driver, settings) for _ in range(connections)])
-
-    async def execute(self, op: Op[R]) -> R:
-        return await self._combiner.execute(op)
-
-    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return await self._combiner.execute_many(ops)
-
-    async def wait(self, id: bytes, seconds: float) -> None:
-        """The engine polls and never calls this."""
-        await asyncio.sleep(min(seconds, 0.05))
-
-    def adopt(self, connection: object) -> sql.AsyncSQLUnit:
-        """The caller's connection as a unit of work: it writes records in the caller's transaction."""
-        return sql.adopt_unit_async(connection, "mysql")
-
-    def open(self) -> None:
-        self._combiner.open()
-
-    async def close(self) -> None:
-        await self._combiner.close()
+        super().__init__("mysql", [AsyncRetryingConnection(driver, settings) for _ in range(connections)])

@@ -6,33 +6,26 @@
 # Twin: :param driver: ``"asyncpg"`` or ``"psycopg"``; by default asyncpg, where it is installed. ->
 # Twin: for one event loop, by asyncpg or psycopg 3 -> for threads, by psycopg 3
 # Twin: for one event loop -> for threads
-"""The PostgreSQL store for one event loop, by asyncpg or psycopg 3.
-
-A few connections serve all callers. Ops that arrive while these are busy are sent together.
-"""
+"""The PostgreSQL store for one event loop, by asyncpg or psycopg 3."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
 
 from semel.core.messaging.messages import OUTBOX
-from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import aio as sql
 from semel.sql.dialects.postgres import WatchRecord
 from semel.sql.migrations import POSTGRES, statement
-from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
+from semel.stores.batching.aio_store import AsyncSQLStore
 
 # sync: from semel.stores.postgres.connections import PostgresSettings, Psycopg, open_listener
 from semel.stores.postgres.connections import DriverName, PostgresSettings, driver_named, open_listener_async
 from semel.stores.risks import Risk, postgres_risks
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
-
-R = TypeVar("R")
 
 
 @asynccontextmanager
@@ -75,14 +68,8 @@ async def risks_async(url: str, *, driver: DriverName | None = None) -> list[Ris
         return await sql.run_async(postgres_risks(time.time), connection)
 
 
-class AsyncPostgresStore:
+class AsyncPostgresStore(AsyncSQLStore):
     """A store in PostgreSQL, for one event loop. Connections are opened when first needed."""
-
-    counts = True
-    resumes = True
-    lists = True
-    trails = True
-    accept = None
 
     def __init__(
         self,
@@ -109,13 +96,7 @@ class AsyncPostgresStore:
         self.wakes = listen
         # sync only: self._watchdog = chosen.watchdog
         self._listener = open_listener_async(settings, chosen)
-        self._combiner = AsyncCombiner([AsyncRetryingConnection(chosen, settings) for _ in range(connections)])
-
-    async def execute(self, op: Op[R]) -> R:
-        return await self._combiner.execute(op)
-
-    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return await self._combiner.execute_many(ops)
+        super().__init__("postgresql", [AsyncRetryingConnection(chosen, settings) for _ in range(connections)])
 
     async def wait(self, id: bytes, seconds: float) -> None:
         async def lease_left() -> float | None:
@@ -124,16 +105,12 @@ class AsyncPostgresStore:
 
         await self._listener.wait(id.hex(), seconds, lease_left)
 
-    def adopt(self, connection: object) -> sql.AsyncSQLUnit:
-        """The caller's connection as a unit of work: it writes records in the caller's transaction."""
-        return sql.adopt_unit_async(connection, "postgresql")
-
-    def open(self) -> None:
-        # sync only: self._listener.resume()
-        # sync only: self._watchdog.resume()
-        self._combiner.open()
-
+    # sync only: def open(self) -> None:
+    # sync only:     self._listener.resume()
+    # sync only:     self._watchdog.resume()
+    # sync only:     super().open()
+    # sync only:
     async def close(self) -> None:
         await self._listener.stop()
         # sync only: self._watchdog.stop()
-        await self._combiner.close()
+        await super().close()
