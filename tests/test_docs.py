@@ -478,6 +478,12 @@ def test_every_command_has_a_generated_section_and_every_default_in_the_help_is_
         generator()._default(option)
 
 
+def test_a_token_in_the_environment_does_not_get_onto_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMEL_CONSOLE_TOKEN", "a-secret")
+    assert "a-secret" not in generator().command("console")
+    assert os.environ["SEMEL_CONSOLE_TOKEN"] == "a-secret"
+
+
 def test_every_environment_variable_is_in_the_reference() -> None:
     source = "".join(path.read_text("utf-8") for path in (ROOT / "src" / "semel").rglob("*.py"))
     for_tests = {"SEMEL_DEMO_SABOTAGE"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,14 @@ def test_a_journal_that_does_not_exist_is_not_made(
     assert main(["client", action, str(tmp_path / "none.db")]) == 2
     assert "there is no journal" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_library_that_is_missing_is_named(
+    journal: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    assert main(["client", "resume", journal]) == 2
+    assert "pip install 'semel[httpx]'" in capsys.readouterr().err
 
 
 def test_a_variable_that_is_not_set_is_named(journal: str, capsys: pytest.CaptureFixture[str]) -> None:

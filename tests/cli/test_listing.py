@@ -18,7 +18,7 @@ import pytest
 from semel import Semel, SQLiteStore, migrate_store
 from semel.cli import listing, main
 from semel.cli.app import COMMANDS, make_parser, parse
-from semel.cli.listing import _span
+from semel.cli.commands import span
 
 
 class Gone(BaseException):
@@ -140,7 +140,7 @@ def test_a_wrong_state_is_refused(url: str) -> None:
     [(-1, "0.0s"), (0.24, "0.2s"), (61, "1m1s"), (3600, "1h"), (273_900, "3d4h"), (10**9, "31y251d")],
 )
 def test_spans(seconds: float, text: str) -> None:
-    assert _span(seconds) == text
+    assert span(seconds) == text
 
 
 # stats

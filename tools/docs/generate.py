@@ -29,12 +29,14 @@ from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import semel
 from semel import errors
 from semel.cli.app import COMMANDS, make_parser
 from semel.cli.commands import URLS
 from semel.core import policy, states
+from semel.messaging.brokers.urls import BROKER_KINDS
 from semel.observe import events
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -380,14 +382,8 @@ SETTINGS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("Clients", "semel.client.httpx", ("IdempotencyTransport",)),
     ("Retries and the journal of a client", "semel.client", ("Retry", "RetryQuota", "Journal")),
     ("Messages", "semel.messaging", ("AsyncOutbox", "AsyncRelay", "AsyncInbox", "AsyncInbox.handler")),
-    *((f"Brokers: {title}", f"semel.messaging.brokers.{module}", names) for title, module, names in (
-        ("Kafka", "kafka", ("KafkaBroker", "KafkaSource")),
-        ("RabbitMQ", "rabbitmq", ("RabbitMQBroker", "RabbitMQSource")),
-        ("NATS JetStream", "nats", ("NATSBroker", "NATSSource")),
-        ("Redis Streams", "redis_streams", ("RedisStreamsBroker", "RedisStreamsSource")),
-        ("SQS", "sqs", ("SQSBroker", "SQSSource")), ("SNS", "sns", ("SNSBroker",)),
-        ("webhooks", "webhook", ("WebhookBroker",)),
-    )),
+    *((f"Brokers: {kind.name}", kind.broker.partition(":")[0],
+       tuple(each.partition(":")[2] for each in (kind.broker, kind.source) if each)) for kind in BROKER_KINDS),
     ("Metrics", "semel.observe.prometheus", ("PrometheusMetrics", "StoreMetrics")),
     ("Traces", "semel.observe.otel", ("OpenTelemetryMetrics", "OpenTelemetrySpans", "OpenTelemetryStoreMetrics")),
     ("The history of events", "semel.trail", ("Trail",)),
@@ -412,11 +408,8 @@ def settings() -> str:
             for step in name.split("."):
                 thing = getattr(thing, step)
             shown = f"{thing.decorator}()" if hasattr(thing, "decorator") else name
-            parts += [
-                f"### `{shown}`",
-                _summary(thing),
-                _table("setting | default | means", _setting_rows(name, thing)),
-            ]
+            table = _table("setting | default | means", _setting_rows(name, thing))
+            parts.append(f"### `{shown}`\n\n{_summary(thing)}\n\n{table}")
     return "\n\n".join(parts)
 
 
@@ -430,14 +423,13 @@ def _setting_rows(name: str, thing: Any) -> list[str]:
         found = re.findall(r":param (\w+): *(.*?)(?=\n *:param|\n\n|\Z)", text, re.DOTALL)
         docs = {parameter: _one_line(words) for parameter, words in found}
         parameters = [p for p in inspect.signature(thing).parameters.values() if p.name != "self"]
-        optional = {p.name: {} if p.kind is p.VAR_KEYWORD else MISSING for p in parameters}
-        defaults = {p.name: optional[p.name] if p.default is p.empty else p.default for p in parameters}
+        unset: dict[Any, Any] = {inspect.Parameter.VAR_KEYWORD: {}}
+        defaults = {p.name: unset.get(p.kind, MISSING) if p.default is p.empty else p.default for p in parameters}
     if silent := [each for each, value in defaults.items() if each not in docs and value is not MISSING]:
         raise KeyError(f"settings of {name} say nothing: {', '.join(silent)}; give each a :param")
     return [
-        f"| `{each}` | {_shown_default(value)} | {docs[each]} |"
-        for each, value in defaults.items() if each in docs
-    ]  # fmt: skip
+        f"| `{name}` | {_shown_default(value)} | {docs[name]} |" for name, value in defaults.items() if name in docs
+    ]
 
 
 def _shown_default(value: Any) -> str:
@@ -467,9 +459,8 @@ _DEFAULT: Final = re.compile(r" ?\(default: (.*?)\)(?!s)")
 def exit_codes(table: str) -> str:
     module, names = EXIT_CODES[table]
     home = import_module(module)
-    return _table(
-        "exit code | means", [f"| {getattr(home, n)} | {_one_line(_constant_doc(module, n))} |" for n in names]
-    )
+    rows = [f"| {getattr(home, name)} | {_one_line(_constant_doc(module, name))} |" for name in names]
+    return _table("exit code | means", rows)
 
 
 def command(name: str) -> str:
@@ -486,11 +477,10 @@ def command(name: str) -> str:
 
 
 def _commands() -> dict[str, argparse.ArgumentParser]:
-    for variable in [name for name in os.environ if name.startswith("SEMEL_")]:
-        del os.environ[variable]  # some are the defaults of options
-    found = _subparsers(make_parser())
-    assert found is not None
-    return dict(found.choices)
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("SEMEL_")}
+    with mock.patch.dict(os.environ, outside, clear=True):  # some are the defaults of options
+        found = _subparsers(make_parser())
+    return dict(found.choices) if found else {}
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser] | None:
@@ -500,12 +490,10 @@ def _subparsers(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[a
 def _usage(parser: argparse.ArgumentParser) -> str:
     shown = [action for action in parser._actions if action.dest != "help"]
     shown.sort(key=lambda action: bool(action.option_strings))
-    positional = [
-        _spelling(action) + ("…" if action.nargs == "+" else "") for action in shown if not action.option_strings
-    ]
+    positional = [_spelling(a) + ("…" if a.nargs == "+" else "") for a in shown if not a.option_strings]
     required = [_spelling(action) for action in shown if action.option_strings and action.required]
-    line = " ".join([parser.prog, *positional, *required, *(["[options]"] if len(shown) > len(positional) else [])])
-    line = line.replace("\\", "")
+    optional = ["[options]"] if len(shown) > len(positional) else []
+    line = " ".join([parser.prog, *positional, *required, *optional]).replace("\\", "")
     line += " -- command args…" if parser.prog == "semel once" else ""
     rows = [f"| `{_spelling(action)}` | {_default(action)} | {_meaning(parser, action)} |" for action in shown]
     return f"```text\n{line}\n```\n\n{_table('argument | default | means', rows)}" if rows else f"```text\n{line}\n```"

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from semel import __version__
-from semel.cli.commands import FAILED, OK, Command, as_json, say
+from semel.cli.commands import FAILED, OK, Command, as_json, say, ticking
 from semel.errors import ConfigurationError
 from semel.verify import findings
 
@@ -36,8 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from semel.verify.audit import audit
 
-    text = _read(args.document)
-    result = audit(_parse(args.document, text), header=args.header)
+    with ticking("reading"):
+        text = _read(args.document)
+        result = audit(_parse(args.document, text), header=args.header)
     if args.json:
         print(as_json(_plain(result)))
     elif args.sarif:

@@ -58,11 +58,10 @@ def list_entries(args: argparse.Namespace) -> int:
 
 
 def resume(args: argparse.Namespace) -> int:
-    import httpx
-
     from semel.client import JournalReport
-    from semel.client.httpx import IdempotencyTransport
+    from semel.stores.settings import require
 
+    httpx = require("httpx", "httpx")
     headers = dict(_header(text) for text in args.header)
     report = JournalReport()
     with _open(args.journal) as journal, stop_on_signals() as stopping:
@@ -76,6 +75,8 @@ def resume(args: argparse.Namespace) -> int:
                 print(f"\r{len(so_far)} of {total} ", end="", file=sys.stderr, flush=True)
             if stopping.is_set():
                 raise KeyboardInterrupt
+
+        from semel.client.httpx import IdempotencyTransport
 
         transport = IdempotencyTransport(journal=journal, header=args.key_header)
         with httpx.Client(transport=transport, headers=headers, timeout=30, follow_redirects=True) as client:

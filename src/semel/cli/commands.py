@@ -112,6 +112,20 @@ def say(text: str, file: TextIO | None = None) -> None:
     print(printable(text), file=file, flush=True)
 
 
+def span(seconds: float) -> str:
+    """A duration in its two largest units: 3d4h, 5m10s, 0.2s."""
+    if seconds < 10:
+        return f"{max(seconds, 0.0):.1f}s"
+    left = int(seconds)
+    units = (("y", 31_557_600), ("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
+    parts = []
+    for name, size in units:
+        if left >= size:
+            parts.append(f"{left // size}{name}")
+            left %= size
+    return "".join(parts[:2])
+
+
 def confirmed(question: str, args: argparse.Namespace) -> bool:
     """Ask a person whether to go on. ``--yes`` answers in advance; a script, which has no terminal, has to pass it."""
     if args.yes:

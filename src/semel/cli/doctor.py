@@ -6,7 +6,7 @@ import argparse
 import sys
 from contextlib import redirect_stdout
 
-from semel.cli.commands import FAILED, OK, Command, add_url, as_json, load, say
+from semel.cli.commands import FAILED, OK, Command, add_url, as_json, load, say, ticking
 from semel.cli.sizing.size import add_needs, needs_of, seconds_of
 
 
@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
     if args.app is not None:
         with redirect_stdout(sys.stderr):  # what the application prints does not belong to the report
             service = find_installation(load(args.app, args.app_dir))
-    found = examine(args.url, window, service)
+    with ticking("examining"):
+        found = examine(args.url, window, service)
     if args.json:
         print(as_json({"findings": findings.plain(found)}))
     else:

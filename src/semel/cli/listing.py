@@ -25,6 +25,7 @@ from semel.cli.commands import (
     positive,
     printable,
     say,
+    span,
     stop_on_signals,
     who_is_here,
     write_audit,
@@ -159,24 +160,10 @@ def _cells(record: Record) -> tuple[str, ...]:
     return (
         record.state.name.lower(),
         *(printable(text).replace("\n", "\\n") for text in (record.operation, key, record.tenant or "-")),
-        _span(record.age),
+        span(record.age),
         str(record.attempt),
-        _span(record.expires_in) if record.expires_in > 0 else "-",
+        span(record.expires_in) if record.expires_in > 0 else "-",
     )
-
-
-def _span(seconds: float) -> str:
-    """A duration in its two largest units: 3d4h, 5m10s, 0.2s."""
-    if seconds < 10:
-        return f"{max(seconds, 0.0):.1f}s"
-    left = int(seconds)
-    units = (("y", 31_557_600), ("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
-    parts = []
-    for name, size in units:
-        if left >= size:
-            parts.append(f"{left // size}{name}")
-            left %= size
-    return "".join(parts[:2])
 
 
 # -- how many there are
@@ -229,11 +216,11 @@ def _print_stats(found: dict[str, Any]) -> None:
     room = "" if found["bytes"] is None else f", {found['bytes'] / 1e6:,.1f} MB"
     print(f"{about}{found['records']:,} records{room}")
     lag = found["sweep_lag"]
-    print(f"expired records wait for a sweep since {_span(lag)}" if lag else "no expired record waits for a sweep")
+    print(f"expired records wait for a sweep since {span(lag)}" if lag else "no expired record waits for a sweep")
     part = "all of them" if found["complete"] else "the newest, where the store has an order"
     print(f"\nof {found['looked_at']:,} records that were looked at ({part}):")
     for state, count in found["states"].items():
-        print(f"  {state:<10} {count:>9,}   oldest {_span(found['oldest'][state])}")
+        print(f"  {state:<10} {count:>9,}   oldest {span(found['oldest'][state])}")
     print()
     width = max([9, *(len(printable(name)) for name in list(found["operations"])[:20])])
     for name, counted in list(found["operations"].items())[:20]:

@@ -5,9 +5,8 @@ finish the operation in hand.
 from __future__ import annotations
 
 import argparse
-import random
 import sys
-from contextlib import suppress
+import threading
 from typing import TYPE_CHECKING, Any
 
 from semel.cli.commands import FAILED, OK, SIGNALS, Command, as_json, load_guard, positive, say, stop_on_signals
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(f"{args.guard} has no resumable function: decorate one with once(…, resumable=True)")
     settings = {"every": args.every, "limit": args.limit, "tries": args.tries, "pause": args.pause}
     guard.add_event_hook(_print_failure)
-    rounds = _Rounds(guard, args.once, args.every, args.json)
+    rounds = _Rounds(guard, args.once, args.json)
     if isinstance(guard, AsyncSemel):
         import asyncio
 
@@ -77,11 +76,8 @@ def run(args: argparse.Namespace) -> int:
 class _Rounds:
     """Counts over all rounds, printed after each round that did something."""
 
-    def __init__(self, guard: Semel | AsyncSemel, once: bool, every: str, json: bool) -> None:
-        from semel.core.policy import seconds
-
+    def __init__(self, guard: Semel | AsyncSemel, once: bool, json: bool) -> None:
         self._guard = guard
-        self._every = seconds(every, "every")
         self.once = once
         self._json = json
         self.resumed = self.failed = self.given_up = 0
@@ -102,19 +98,6 @@ class _Rounds:
                 print(as_json(found), flush=True)
             else:
                 print(f"resumed {report.resumed}, {report.failed} failed{resting}", flush=True)
-
-    def fail(self, error: Exception) -> None:
-        """The store failed in a round; the next one may succeed."""
-        from semel.core.call import describe_error
-        from semel.observe.events import StoreFailed
-
-        if self.once:
-            raise error
-        self._guard.emit(StoreFailed("", "", "", "recover", describe_error(error)))
-
-    def pause(self) -> float:
-        """Seconds until the next round, with some jitter so that several processes do not run in step."""
-        return self._every * random.uniform(0.75, 1.25)
 
     def finished(self) -> int:
         left = f", {self.given_up} given up" if self.given_up else ""
@@ -143,16 +126,21 @@ def _resume(guard: Semel, settings: dict[str, Any], rounds: _Rounds) -> None:
     with guard:
         resumer = Resumer(guard, **settings)
         resumer.check()
-        with stop_on_signals(resumer.stop) as stopping:
+        if rounds.once:
+            with stop_on_signals(resumer.stop):
+                rounds.add(resumer.resume())
+            return
+        # Not in this thread: a signal handler cannot wake a thread that waits for an Event, which it interrupts.
+        working = threading.Thread(target=resumer.run, args=(rounds.add,), name="semel-recover", daemon=True)
+        with stop_on_signals() as stopping:
             rounds.begin()
-            while not stopping.is_set():
-                try:
-                    rounds.add(resumer.resume())
-                except Exception as error:
-                    rounds.fail(error)
-                if rounds.once:
-                    break
-                stopping.wait(rounds.pause())
+            working.start()
+            try:
+                while not stopping.wait(1.0):
+                    pass
+            finally:
+                resumer.stop()
+                working.join()
 
 
 async def _resume_async(guard: AsyncSemel, settings: dict[str, Any], rounds: _Rounds) -> None:
@@ -163,26 +151,15 @@ async def _resume_async(guard: AsyncSemel, settings: dict[str, Any], rounds: _Ro
     async with guard:
         resumer = AsyncResumer(guard, **settings)
         loop = asyncio.get_running_loop()
-        stopping = asyncio.Event()
         tasks = set()  # the loop itself does not hold them
-
-        def stop() -> None:
-            stopping.set()
-            tasks.add(loop.create_task(resumer.stop()))
-
         for number in SIGNALS:
-            loop.add_signal_handler(number, stop)
+            loop.add_signal_handler(number, lambda: tasks.add(loop.create_task(resumer.stop())))
         try:
             rounds.begin()
-            while not stopping.is_set():
-                try:
-                    rounds.add(await resumer.resume())
-                except Exception as error:
-                    rounds.fail(error)
-                if rounds.once:
-                    break
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stopping.wait(), rounds.pause())
+            if rounds.once:
+                rounds.add(await resumer.resume())
+            else:
+                await resumer.run(rounds.add)
         finally:
             for number in SIGNALS:
                 loop.remove_signal_handler(number)

@@ -144,11 +144,16 @@ class Resumer:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
-    def run(self) -> None:
-        """Run rounds in this thread until ``stop`` is called."""
+    def run(self, on_round: Callable[[ResumeReport], object] | None = None) -> None:
+        """Run rounds in this thread until ``stop`` is called.
+
+        :param on_round: called with the report of each round.
+        """
         while not self._stopping.is_set():
             try:
-                self.resume()
+                report = self.resume()
+                if on_round is not None:
+                    on_round(report)
             except Exception as error:  # the next round may succeed
                 self._resuming.report_failure(error)
             self._stopping.wait(self._resuming.pause())
@@ -232,12 +237,14 @@ class AsyncResumer:
             task.cancel()
             await asyncio.wait([task])
 
-    async def run(self) -> None:
-        """Run rounds in this task until ``stop`` is called."""
+    async def run(self, on_round: Callable[[ResumeReport], object] | None = None) -> None:
+        """Run rounds in this task until ``stop`` is called. Same parameters as ``Resumer.run``."""
         stopping = self._stopping
         while not stopping.is_set():
             try:
-                await self.resume()
+                report = await self.resume()
+                if on_round is not None:
+                    on_round(report)
             except Exception as error:  # the next round may succeed
                 self._resuming.report_failure(error)
             try:

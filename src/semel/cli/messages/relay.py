@@ -26,6 +26,7 @@ from semel.cli.commands import (
     open_guard,
     positive,
     say,
+    span,
     stop_on_signals,
     write_audit,
 )
@@ -279,7 +280,7 @@ def _print_state(state: OutboxState) -> None:
         rows = [("destination", "messages", "failing", "oldest")]
         for each in state.destinations:
             rows.append(
-                (each.destination or "(the relay's)", f"{each.messages:,}", f"{each.failing:,}", _span(each.oldest))
+                (each.destination or "(the relay's)", f"{each.messages:,}", f"{each.failing:,}", span(each.oldest))
             )
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         for row in rows:
@@ -289,7 +290,7 @@ def _print_state(state: OutboxState) -> None:
     else:
         print("the outbox is empty")
     for held in state.held:
-        until = "parked" if held.seconds is None else f"next try in {_span(held.seconds)}"
+        until = "parked" if held.seconds is None else f"next try in {span(held.seconds)}"
         say(f"stream {held.stream}: {held.messages:,} wait, {until}: {held.reason}")
     if state.mode != "queue":
         print(f"the mode of the outbox is {state.mode}")
@@ -297,14 +298,6 @@ def _print_state(state: OutboxState) -> None:
         print(f"the database keeps {state.retained:,} bytes of its log for the outbox")
     relays = "1 relay owns" if state.relays == 1 else f"{state.relays} relays own"
     print(f"{relays} {state.lanes} of 64 lanes" if state.relays else "no relay is running")
-
-
-def _span(seconds: float) -> str:
-    """A duration for people: ``4.2s``, ``3m``, ``5h``, ``12d``."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{max(seconds, 0.0):.1f}s"
 
 
 RELAY = Command("relay", "Send the messages of the outbox to a broker, until it is stopped.", configure_relay, relay)
