@@ -312,6 +312,9 @@ def main() -> None:
 
     import uvicorn
 
+    from semel.engine.drive import leases
+
+    leases.RENEW_AFTER = 0.1  # type: ignore[misc]  # a busy machine may miss some renewals of a short lease
     kind, descriptor = sys.argv[1], int(sys.argv[2])
     config = uvicorn.Config(make(kind), log_level="warning", timeout_graceful_shutdown=2, ws="auto")
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as loop:  # uvloop, where it is installed

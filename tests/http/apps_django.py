@@ -189,7 +189,7 @@ def patterns(kind: str) -> list[Any]:
     return [*listed, path("ledger", write_down)]
 
 
-@idempotent(lease=1)
+@idempotent(lease=3)
 def write_down(request: Any) -> HttpResponse:
     """A row in the view's transaction (ATOMIC_REQUESTS), and then the gate."""
     with connection.cursor() as cursor:

@@ -191,7 +191,7 @@ ROUTES: dict[tuple[str, str], tuple[Idempotent, Callable[[Asked], Answer]]] = {
     ("POST", "/external/status"): (idempotent(external_effects=True), status),
     ("POST", "/external/broken"): (idempotent(external_effects=True), broken),
     ("POST", "/waiting"): (idempotent(on_duplicate=Wait(30)), pay),
-    ("POST", "/retrying"): (idempotent(lease=1), pay),
+    ("POST", "/retrying"): (idempotent(lease=3), pay),
     ("POST", "/rejecting"): (idempotent(lease=0.3, on_abandoned="reject"), pay),
     ("POST", "/expiring"): (idempotent(ttl=0.5), pay),
     ("POST", "/no-return"): (idempotent(ttl=0.2, reject_expired_for="1h"), pay),

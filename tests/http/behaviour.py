@@ -44,7 +44,7 @@ RULES: dict[str, dict[str, Any]] = {
     "/without": {"exclude": ("note",)},
     "/account": {"fingerprint_headers": ("X-Account",)},
     "/open": {"on_store_error": "open"},
-    "/leased": {"lease": "600ms"},
+    "/leased": {"lease": "2s"},
     "/abandoned": {"lease": "500ms"},
     "/rejected": {"lease": "500ms", "on_abandoned": "reject"},
     "/marked": {"replay_marker": "x-again"},

@@ -25,6 +25,7 @@ from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.exchange import RESPONSES
 from semel.http.fastapi import idempotent
 from semel.observe import events
+from tests.engine.driving import renew_early
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
 
 R = TypeVar("R")
@@ -269,9 +270,12 @@ def test_an_error_that_the_policy_remembers_is_an_answer_of_500_and_replayed() -
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_released_answer_of_an_owner_that_was_replaced_is_not_sent(finished: bool) -> None:
+def test_a_released_answer_of_an_owner_that_was_replaced_is_not_sent(
+    finished: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The new owner's answer is the client's, or 409: never what the old one says after it was fenced off."""
-    guard = AsyncSemel(AsyncMemoryStore(), policy=Policy(lease=0.2))
+    renew_early(monkeypatch)
+    guard = AsyncSemel(AsyncMemoryStore())
 
     class Limited(Counting):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

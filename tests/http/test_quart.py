@@ -19,7 +19,6 @@ from semel import (
     ConfigurationError,
     MemoryStore,
     Operation,
-    Policy,
     PolicyError,
     Semel,
     State,
@@ -28,6 +27,7 @@ from semel import (
     Wait,
 )
 from semel.engine.transaction.rules import TRIES
+from tests.engine.driving import renew_early
 from tests.http.asking import ask, body_of, header, scope_of
 from tests.servers.install import missing_is_an_error
 
@@ -251,9 +251,11 @@ def test_a_server_that_cancels_does_not_stop_the_view() -> None:
     play(scene)
 
 
-def test_a_view_whose_lease_is_lost_is_stopped() -> None:
+def test_a_view_whose_lease_is_lost_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    renew_early(monkeypatch)
+
     async def scene() -> None:
-        shop = Shop(AsyncSemel(AsyncMemoryStore(), policy=Policy(lease="300ms"))).serve()
+        shop = Shop(AsyncSemel(AsyncMemoryStore())).serve()
         shop.open.clear()
         request = asyncio.ensure_future(shop.post())
         await shop.came.wait()

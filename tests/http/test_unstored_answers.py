@@ -24,6 +24,7 @@ from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.rules import idempotent
 from semel.http.wsgi import WSGIMiddleware
 from semel.testing.faults import until
+from tests.engine.driving import renew_early
 from tests.engine.scripted import AsyncScriptedStore, Script, ScriptedStore
 
 pytestmark = pytest.mark.slow  # most of it waits for the next try to store
@@ -43,7 +44,7 @@ class Shop:
     def __init__(self, kind: str, **settings: Any) -> None:
         self.script = Script()
         self.runs = 0
-        self.settings = {"completion_timeout": "20ms", "lease": "1s", "max_stored_body": 1000, **settings}
+        self.settings = {"completion_timeout": "20ms", "lease": "30s", "max_stored_body": 1000, **settings}
         self.guard: Any
         self.post: Callable[[str], Any]
         self.is_async = kind.startswith("fastapi")
@@ -162,9 +163,10 @@ def test_an_obedient_client_has_the_effect_once(shop: Callable[..., Shop], kind:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_that_retries_in_spite_of_its_answer_finds_the_key_in_use(
-    shop: Callable[..., Shop], kind: str
+    shop: Callable[..., Shop], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = shop(kind, lease="200ms")
+    renew_early(monkeypatch)
+    served = shop(kind, lease="30s")
     renewed = served.script.on(Renew)
     served.script.on(Complete, before=StoreUnavailable("down"), times=10**6)
     assert served.post("/pay").headers["Idempotent-Stored"] == "false"

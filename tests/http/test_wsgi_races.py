@@ -212,7 +212,7 @@ def until_free(service: Service, path: str, tag: str, **asked: object) -> httpx.
     deadline = time.monotonic() + PATIENCE
     while (answer := service.ask(path, key=tag, tag=tag, **asked)).status_code == 409:  # type: ignore[arg-type]
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.1)
     return answer
 
 

@@ -175,7 +175,7 @@ class TestPublishing(OnNATS):
                 began = time.monotonic()
                 (result,) = await broker.publish([late := message("a", 2)], began + 0.3)
                 assert isinstance(result, TryAgain)
-                assert time.monotonic() - began < 3
+                assert time.monotonic() - began < 10
                 (result,) = await broker.publish([late], time.monotonic() + 0.3)
                 assert isinstance(result, BrokerDown)  # no connection any more, and no new one
             finally:

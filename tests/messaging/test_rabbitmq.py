@@ -182,7 +182,7 @@ def test_an_alarm_of_the_server_and_a_paused_server_are_noticed_by_the_deadline(
         for _ in range(2):
             began = time.monotonic()
             assert kinds(await publish(broker, [brokers.new_message()], seconds=1)) == [BrokerDown]
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 10
         await asyncio.to_thread(mortal_rabbitmq.ctl, "set_vm_memory_high_watermark", "absolute", "1GB")
         async with asyncio.timeout(30):
             while await publish(broker, messages[1:2]) != [Sent()]:
@@ -191,7 +191,7 @@ def test_an_alarm_of_the_server_and_a_paused_server_are_noticed_by_the_deadline(
         try:
             began = time.monotonic()
             assert kinds(await publish(broker, messages[2:], seconds=1)) == [TryAgain]
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 10
         finally:
             os.kill(mortal_rabbitmq.pid or 0, signal.SIGCONT)
         async with asyncio.timeout(30):

