@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from semel import MemoryStore, Semel, SQLiteStore
-from semel.console import Access, Console, views, watched
+from semel.console import Access, Console, views, watched, words
 from semel.core.keys import identity, identity_hash
 from semel.core.messaging.messages import BuryMessage, Message
 from semel.core.ops import Claim, Record
@@ -372,6 +372,15 @@ def test_dead_letters_are_redriven_one_or_all(mail: Asking, caplog: pytest.LogCa
     outbox = mail.get("/outbox.json").json()["stores"][0]
     assert (outbox["messages"], outbox["dead"], outbox["relays"]) == (3, 2, 0)
     assert "No relay is running" in mail.get("/outbox").text
+
+
+def test_dead_letters_are_counted_up_to_a_limit(mail: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "COUNTED", 3)
+    assert mail.get("/letters.json").json()["count"] == 3
+    assert len(mail.get("/letters.json").json()["letters"]) == 5
+    assert mail.get("/outbox.json").json()["stores"][0]["dead"] == 3
+    assert words.capped(3, 3) == "3 or more"
+    assert words.capped(2, 3) == "2"
 
 
 def redrive(mail: Asking, query: str, **fields: str) -> Any:

@@ -36,6 +36,7 @@ from semel.messaging.brokers import webhook
 from semel.messaging.brokers.urls import open_broker, open_source
 from semel.messaging.brokers.webhook import WebhookBroker, sign
 from semel.messaging.ports import Capabilities, Delivery, DestinationDown, Refused, Sent, TryAgain
+from semel.observe import events
 from semel.testing.brokers import BrokerSuite
 
 SECRET = "whsec_" + b64encode(b"0123456789abcdef0123456789abcdef").decode()
@@ -48,6 +49,7 @@ class Receiver:
         self._tls = tls
         self.received: queue.SimpleQueue[tuple[dict[str, str], bytes]] = queue.SimpleQueue()
         self.answer: tuple[int, dict[str, str]] = (204, {})
+        self.asked = 0
         self.most = 0
         self._under_way = 0
         self._lock = threading.Lock()
@@ -63,10 +65,16 @@ class Receiver:
 
             def do_POST(self) -> None:
                 with receiver._lock:
+                    receiver.asked += 1
                     receiver._under_way += 1
                     receiver.most = max(receiver.most, receiver._under_way)
                 data = self.rfile.read(int(self.headers["content-length"]))
-                time.sleep(receiver.slowness)
+                done = time.monotonic() + receiver.slowness
+                while receiver.slowness and time.monotonic() < done:
+                    time.sleep(min(0.05, receiver.slowness))
+                if time.monotonic() < done:  # it has been quick again since, and whoever has asked is gone
+                    self.close_connection = True
+                    return
                 headers = {name.lower(): text for name, text in self.headers.items()}
                 status, more = receiver.answer
                 if status < 300:
@@ -248,6 +256,55 @@ def test_a_relay_goes_on_with_the_others_while_the_default_receiver_is_down(rece
             assert relay.report.failed == 0
         store.close()
     alive.stop()
+
+
+def test_a_receiver_that_answers_nothing_rests_and_the_others_flow_on(receiver: Receiver, tmp_path: Path) -> None:
+    """It takes connections and requests, so nobody can tell that it is down. It would hold up every batch until the
+    deadline."""
+    silent = Receiver()
+    silent.slowness = 3600.0
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as conn:
+        store = SQLiteStore(tmp_path / "shop.db")
+        outbox = Outbox(store)
+
+        def add(number: int) -> None:
+            with conn:
+                outbox.add(conn, "made", {}, id=f"s{number}", stream="s", destination=silent.url)
+                outbox.add(conn, "made", {}, id=f"a{number}", stream="a")
+            relay.wake()
+
+        lost: list[events.BrokerLost] = []
+        broker = WebhookBroker(receiver.url, secret=None, private=True, timeout=60)
+        relay = Relay(store, broker, lease="3s", pause="1ms", longest_pause="1ms", on_event=keep(lost))
+        add(0)
+        with relay:
+            wait_for(lambda: relay.report.destinations_down == 1)
+            (event,) = lost
+            assert event.destination == silent.url
+            asked = silent.asked
+            for number in range(1, 21):  # it is tried again in between, alone
+                add(number)
+                assert receiver.received.get(timeout=60)[0]["ce-id"] == f"a{number - 1}"
+            assert receiver.received.get(timeout=60)[0]["ce-id"] == "a20"
+            assert silent.asked - asked < 10, "it is not asked with every batch"
+            assert (relay.report.broker_down, relay.report.dead) == ("", 0)
+            silent.slowness = 0.0
+            wait_for(lambda: relay.report.sent == 42)
+            assert relay.report.destinations_down == 0
+        assert [silent.received.get(timeout=60)[0]["ce-id"] for _ in range(21)] == [f"s{n}" for n in range(21)]
+        store.close()
+    silent.stop()
+
+
+def keep(lost: list[events.BrokerLost]) -> Callable[[events.Event], None]:
+    return lambda event: lost.append(event) if isinstance(event, events.BrokerLost) else None
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_slow_receiver_is_left_and_only_so_many_are_asked_at_the_same_time(receiver: Receiver) -> None:

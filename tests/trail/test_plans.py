@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import time
@@ -11,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pymysql
 import pytest
 from psycopg import sql
 
-from semel import PostgresStore, SQLiteStore
+from semel import PostgresStore, SQLiteStore, migrate_store
 from semel.core.trail.moments import ForgetTrail, ReadRecent, ReadStories
+from semel.sql.program import Piece
 from semel.sql.trail import trail_program
 from semel.stores import postgres as postgres_store
 from semel.stores import sqlite as sqlite_store
 from semel.stores.postgres.connections import PostgresSettings, Psycopg
 from semel.trail import TrailReader
-from tests.servers import PostgresServer
+from tests.servers import MariaDBServer, PostgresServer
+from tests.transactional.kinds import mysql_parameters
 
 MOMENTS = 20_000
 NOW = int(time.time())
@@ -134,6 +138,56 @@ def test_no_other_index_of_postgres_has_the_order_of_a_kind(url: str) -> None:
         plan = [line for (line,) in raw.execute("EXPLAIN EXECUTE asked ('rare', 20, NULL, 20)").fetchall()]
         raw.execute("ROLLBACK")
     assert not any("Index Scan Backward using semel_moment_pkey" in line for line in plan), "\n".join(plan)
+
+
+@pytest.fixture(scope="module")
+def mariadb_file(mariadb: MariaDBServer) -> Iterator[dict[str, Any]]:
+    url = mariadb.create_database()
+    migrate_store(url)
+    parameters = mysql_parameters(url)
+    with pymysql.connect(**parameters, autocommit=True) as raw:
+        raw.cursor().execute(
+            f"""
+            INSERT INTO semel_moment (at, number, id, root, attempt, kind, route, who, details)
+            SELECT ({NOW} - seq DIV 5) * 1000000, UNHEX(MD5(seq)), UNHEX(MD5(CONCAT('i', seq))),
+                   IF(seq % 2, UNHEX(MD5(CONCAT('r', seq))), ''), 1, IF(seq % 2, 'started', 'completed'),
+                   CONCAT('POST /', seq % 100), 'shop@host:1', '{{}}' FROM seq_0_to_{MOMENTS}
+            """
+        )
+        raw.cursor().execute(
+            f"""
+            INSERT INTO semel_minute (at, writer, route, count, kinds)
+            SELECT ({NOW} DIV 60 - seq DIV 100) * 60, '', CONCAT('POST /', seq % 100), 1, '{{"started":[1,0]}}'
+            FROM seq_0_to_{MOMENTS}
+            """
+        )
+        raw.cursor().execute("ANALYZE TABLE semel_moment, semel_minute")
+    yield parameters
+    mariadb.drop_database(url)
+
+
+@pytest.mark.server
+@pytest.mark.mariadb
+@pytest.mark.parametrize("name", sorted(name for name in VALUES if not name.startswith("forget")))
+def test_mariadb_reads_few_rows_of_many(mariadb_file: dict[str, Any], name: str) -> None:
+    """Counted by the server itself, not estimated."""
+    text, values = Piece(query_of("mysql", name), [VALUES[name]] if name == "stories" else (), **VALUES[name]).values()
+    with pymysql.connect(**mariadb_file) as raw, raw.cursor() as cursor:
+        cursor.execute(f"ANALYZE FORMAT=JSON {text}", values)
+        plan = json.loads(cursor.fetchone()[0])
+    tables = [each for each in _objects(plan) if str(each.get("table_name", "")).startswith("semel_")]
+    assert tables
+    for table in tables:
+        assert table["key"] == re.sub(r"semel_\w+_pkey", "PRIMARY", INDEXES[name]), plan
+        assert (table["r_rows"] or 0) <= (6100 if name == "minutes" else MOST_ROWS), plan
+
+
+def _objects(plan: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a JSON document."""
+    if isinstance(plan, dict):
+        yield plan
+    for each in plan.values() if isinstance(plan, dict) else plan if isinstance(plan, list) else ():
+        yield from _objects(each)
 
 
 @pytest.mark.parametrize("name", sorted(VALUES))

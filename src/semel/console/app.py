@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from semel.console import charts, words
 from semel.console.gate import Access, Allow, Gate, TooManyTries
 from semel.console.views import BadQuery, NotThere, View, Views, letter_filter
-from semel.console.watched import Watched, watch_stores
+from semel.console.watched import COUNTED, Watched, watch_stores
 from semel.console.ways import LONGEST_RESULT, MOST_LETTERS, Done, act, find_way, move_letters, refuse
 from semel.core.messaging.messages import LetterFilter
 from semel.core.policy import Duration, seconds
@@ -378,6 +378,7 @@ def _environment() -> Environment:
         lstrip_blocks=True, auto_reload=False,
     )  # fmt: skip
     environment.filters.update(
+        capped=partial(words.capped, most=COUNTED),
         count=words.count,
         rate=words.rate,
         percent=words.percent,

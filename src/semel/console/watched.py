@@ -251,8 +251,8 @@ class WatchedStore:
         return await self.ask(ListLetters(filter, after, limit))
 
     async def count_letters(self, filter: LetterFilter) -> int:
-        """Return how many dead letters fit."""
-        return (await self.ask(CountLetters(filter)))[0]
+        """Return how many dead letters fit; COUNTED if there are as many or more."""
+        return (await self.ask(CountLetters(filter, COUNTED)))[0]
 
     async def move_letters(self, purge: bool, filter: LetterFilter, limit: int) -> int:
         """Redrive or purge dead letters. Returns how many."""

@@ -12,7 +12,8 @@ import logging
 from typing import Any, Final, NamedTuple
 
 from semel.console.gate import Access
-from semel.console.watched import WatchedStore
+from semel.console.watched import COUNTED, WatchedStore
+from semel.console.words import capped
 from semel.core.messaging.messages import LetterFilter
 from semel.core.ops import Record
 from semel.core.states import State
@@ -163,7 +164,7 @@ async def move_letters(watched: WatchedStore, access: Access, what: str, filter:
         elif what == "redrive":
             text += " A relay sends them again; a consumer that has applied one already does nothing."
         if left:
-            text += f" {left} that fit are left."
+            text += f" {capped(left, COUNTED)} that fit are left."
         done = Done(moved > 0, text)
     _audit(access, what, watched, done, filter=describe_filter(filter))
     return done

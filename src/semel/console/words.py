@@ -19,6 +19,11 @@ def count(number: float | None) -> str:
     return f"{number:,.0f}"
 
 
+def capped(number: int, most: int) -> str:
+    """A number that was counted up to a limit: ``10,000 or more``."""
+    return f"{count(number)} or more" if number >= most else count(number)
+
+
 def rate(per_second: float | None) -> str:
     """``3.2/s``, or ``12/min`` if it is slow."""
     if per_second is None:

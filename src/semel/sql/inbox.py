@@ -289,7 +289,7 @@ def _chosen(filter: LetterFilter, tables: _Tables) -> dict[str, Any]:
 
 
 def _count(op: CountLetters, tables: _Tables) -> Program[tuple[int, int]]:
-    found = (yield from tables.ask("count", **_chosen(op.filter, tables)))[0]
+    found = (yield from tables.ask("count", **_chosen(op.filter, tables), most=op.most))[0]
     return int(found[0]), int(found[1])
 
 

@@ -622,6 +622,8 @@ class CountLetters(Op["tuple[int, int]"]):
     """Return how many dead letters there are, and the position of the last one."""
 
     filter: LetterFilter
+    most: int = 2**31 - 1
+    """How many are counted, the oldest ones."""
     id: bytes = b""
 
 

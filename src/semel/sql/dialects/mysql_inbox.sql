@@ -72,7 +72,8 @@ SELECT position, origin, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', died) / 1e6, r
 FROM semel_dead_letter WHERE position > :after AND {{chosen}} ORDER BY position LIMIT :most
 
 -- name: count (reads)
-SELECT COUNT(*), COALESCE(MAX(position), 0) FROM semel_dead_letter WHERE {{chosen}}
+SELECT COUNT(*), COALESCE(MAX(position), 0)
+FROM (SELECT position FROM semel_dead_letter WHERE {{chosen}} ORDER BY position LIMIT :most) AS counted
 
 -- name: choose (writes)
 SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE position <= :last AND {{chosen}}

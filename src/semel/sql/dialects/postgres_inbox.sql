@@ -77,7 +77,8 @@ SELECT position, origin, extract(epoch FROM died)::float8, reason, starts, id, t
 FROM semel_dead_letter WHERE position > :after::bigint AND {{chosen}} ORDER BY position LIMIT :most::integer
 
 -- name: count (reads)
-SELECT count(*)::integer, coalesce(max(position), 0)::bigint FROM semel_dead_letter WHERE {{chosen}}
+SELECT count(*)::integer, coalesce(max(position), 0)::bigint
+FROM (SELECT position FROM semel_dead_letter WHERE {{chosen}} ORDER BY position LIMIT :most::integer) AS counted
 
 -- name: choose (writes)
 SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE position <= :last::bigint AND {{chosen}}

@@ -70,7 +70,8 @@ SELECT position, origin, died / 1e6, reason, starts, id, type, data, source, des
 FROM semel_dead_letter WHERE position > :after AND {{chosen}} ORDER BY position LIMIT :most
 
 -- name: count (reads)
-SELECT count(*), coalesce(max(position), 0) FROM semel_dead_letter WHERE {{chosen}}
+SELECT count(*), coalesce(max(position), 0)
+FROM (SELECT position FROM semel_dead_letter WHERE {{chosen}} ORDER BY position LIMIT :most)
 
 -- name: choose (writes)
 SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE position <= :last AND {{chosen}}
