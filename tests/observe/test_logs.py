@@ -5,11 +5,18 @@ import logging
 from typing import Any
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from semel import MemoryStore, Semel, log_events
 from semel.observe.events import EVENTS, Event, Mismatched, Replayed, Started, SweptEvent
 from semel.observe.structlog import structlog_events
+
+
+@pytest.fixture(autouse=True)
+def default_structlog() -> None:
+    """What a page of the documentation configures stays, and would filter events out here."""
+    structlog.reset_defaults()
 
 
 def example(event: type[Event]) -> Event:
