@@ -413,9 +413,17 @@ def test_completions_know_every_command(shell: str, capsys: pytest.CaptureFixtur
         assert command.name in script
     assert "remember-failures" in script
     if shell == "bash":
-        asked = f"{script}\nCOMP_WORDS=(semel st); COMP_CWORD=1; _shtab_semel; echo ${{COMPREPLY[@]}}"
-        run = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
-        assert run.stdout.split() == ["stats", "stores"]
+        for words, found in {
+            "semel st": ["stats", "stores"],
+            "semel dlq re": ["redrive"],
+            "semel list --st": ["--state"],
+            "semel list --state a": ["abandoned"],
+            "semel dlq purge --dry": ["--dry-run"],
+        }.items():
+            script += f"\nCOMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; _shtab_semel; echo ${{COMPREPLY[@]}}"
+            script += f"; [ \"${{COMPREPLY[*]}}\" = '{' '.join(found)}' ] || exit 1"
+        run = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+        assert run.returncode == 0, run.stdout
 
 
 def test_completions_name_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

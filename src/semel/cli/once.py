@@ -37,8 +37,8 @@ REUSED: Final = 65
 BUSY: Final = 75
 """Another process runs it now: try again later."""
 DOUBTFUL: Final = 76
-"""An earlier run ended without an outcome, and may not be repeated: ``semel release`` or ``semel resolve`` it. Or this
-run's outcome could not be stored: the store was lost while the command ran.
+"""An earlier run ended without an outcome, and may not be repeated: ``semel release`` or ``semel resolve`` it. Or
+it is done, and the store could not take its outcome.
 """
 NOT_RUN: Final = 125
 """Semel failed, and the command was not run: the store could not be reached, or a setting is wrong."""
