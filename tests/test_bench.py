@@ -238,7 +238,8 @@ def test_batches_of_the_inbox_are_measured_beside_their_effects_alone(postgres_u
     assert [aim["unit"] for aim in found["aims"]] == ["messages/s"]
 
 
-def test_a_relay_is_measured_beside_a_bare_loop(postgres_url: str) -> None:
+def test_a_relay_is_measured_beside_a_bare_loop(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "BATCH", 50)
     found = measured("relay", postgres_url)
     (match,) = found["matches"]
     assert len(match["standings"]) - len(peers(match)) == 5

@@ -509,7 +509,8 @@ def child_session(folder: Path, tests: str, *options: str, **environ: str) -> st
     """A pytest session of its own on these tests; what it printed."""
     (folder / "conftest.py").write_text(textwrap.dedent(CHILD))
     (folder / "test_child.py").write_text(textwrap.dedent(tests))
-    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:cacheprovider", "--strict-markers", "-ra"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--strict-markers", "-ra"]
+    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # to import them takes most of the time
     kept = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith("COV")}
     run = subprocess.run(
         [*command, f"--rootdir={folder}", "-c", os.devnull, *options, str(folder)],

@@ -98,7 +98,7 @@ def test_a_page_that_never_ends_is_given_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte comes in time, and all of them never do."""
-    monkeypatch.setattr("semel.cli.audit._TIMEOUT", 1.0)
+    monkeypatch.setattr("semel.cli.audit._TIMEOUT", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def drip() -> None:
@@ -112,7 +112,7 @@ def test_a_page_that_never_ends_is_given_up(
         thread.start()
         assert main(["audit", f"http://127.0.0.1:{server.getsockname()[1]}/openapi.json"]) == 2
         thread.join()
-    assert "longer than 1 s" in capsys.readouterr().err
+    assert "cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", "a: [", "\x00", ""])

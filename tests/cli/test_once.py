@@ -299,3 +299,19 @@ def test_a_run_removes_what_has_expired(tmp_path: Path) -> None:
     assert main(["once", url, "--key", "new", "--", "true"]) == 0
     with Semel(url, sweep_every=None) as guard:
         assert guard.measure().records == 1
+
+
+def test_a_signal_that_comes_while_the_command_starts_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not end us: the command would be killed without having been asked."""
+    real = subprocess.Popen
+
+    def start(*args: Any, **settings: Any) -> Any:
+        process = real(*args, **settings)
+        signal.raise_signal(signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    words = ["once", f"sqlite:///{tmp_path / 'jobs.db'}", "--key", "a", "--", "sleep", "600"]
+    assert main(words) == 128 + signal.SIGTERM

@@ -19,7 +19,7 @@ from semel.core.messaging.messages import BuryMessage, Message
 from semel.core.ops import Claim, Record
 from semel.core.states import State, Takeover
 from semel.core.trail.minutes import MinuteCounter, minute_row
-from semel.core.trail.moments import KeepTrail
+from semel.core.trail.moments import KeepTrail, ReadMinutes
 from semel.errors import OutcomeUnknown, StoreUnavailable
 from semel.stores.sqlite import migrate
 from semel.trail import Trail
@@ -104,6 +104,30 @@ def test_an_hour_of_history_is_read_little_by_little_and_counted_once(store: Mem
         view = until(asking, "/overview.json", lambda view: not view["reading"])
         assert view["totals"]["asked"] >= 59  # the present minute may be another one by now
         assert asking.get("/overview.json").json()["totals"]["asked"] == view["totals"]["asked"]
+        asking.close()
+
+
+def test_a_page_reads_only_the_newest_minutes_again(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    counter, now = MinuteCounter(), time.time()
+    for minute in range(60):
+        counter.add(now - 60 * minute, "pay", "started", 0.001)
+    rows = tuple(minute_row(counts) for counts in counter.take_changed())
+    store.execute(KeepTrail(b"a writer", (), rows, 1e6, 1e6))
+    read: list[ReadMinutes] = []
+    with Semel(store) as guard:
+        asking = Asking(Console(guard, allow=lambda request: Access()))
+        until(asking, "/overview.json", lambda view: not view["reading"])
+        monkeypatch.setattr(watched, "FRESH", -1.0)
+        execute = MemoryStore.execute
+
+        def noting(self: MemoryStore, op: Any) -> Any:
+            read.extend([op] if isinstance(op, ReadMinutes) else [])
+            return execute(self, op)
+
+        monkeypatch.setattr(MemoryStore, "execute", noting)
+        assert asking.get("/overview.json").json()["totals"]["asked"] >= 58
+        assert read
+        assert sum(op.until - op.since for op in read) <= 6 * 60  # the newest, and one that is read again now and then
         asking.close()
 
 
@@ -372,6 +396,14 @@ def test_dead_letters_are_redriven_one_or_all(mail: Asking, caplog: pytest.LogCa
     outbox = mail.get("/outbox.json").json()["stores"][0]
     assert (outbox["messages"], outbox["dead"], outbox["relays"]) == (3, 2, 0)
     assert "No relay is running" in mail.get("/outbox").text
+
+
+def test_an_act_on_letters_keeps_every_filter_of_the_page(mail: Asking) -> None:
+    page = mail.get("/letters?destination=orders&reason=closed").text
+    assert "/letters/purge?" in page
+    link = page.partition("/letters/purge?")[2].partition('"')[0].replace("&amp;", "&")
+    assert {"destination=orders", "reason=closed", "store=mail"} <= set(link.split("&"))
+    assert 'name="destination" value="orders"' in mail.get(f"/letters/purge?{link}").text
 
 
 def test_dead_letters_are_counted_up_to_a_limit(mail: Asking, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,9 +192,9 @@ def test_a_forked_child_writes_its_own_events_only(tmp_path: Path) -> None:
         if pid == 0:
             code = 1
             try:
-                threading.Timer(10, os._exit, (9,)).start()
+                threading.Timer(60, os._exit, (9,)).start()
                 trail(events.Mismatched("pay", "", "child"))
-                trail.close()
+                trail.close(60)
                 code = 0
             finally:
                 os._exit(code)

@@ -113,7 +113,7 @@ def test_a_clock_that_is_wrong(server: str, request: pytest.FixtureRequest, monk
     assert "clock-skew" not in rules(examine(url, NO_WINDOW))
     monkeypatch.setattr("time.time", lambda: real() + 60)
     found = {each.rule: each.message for each in examine(url, NO_WINDOW)}
-    assert re.match(r"the server's clock is (59|60) s behind this machine's", found["clock-skew"])
+    assert re.match(r"the server's clock is \d\d s behind this machine's", found["clock-skew"])
 
 
 def test_the_cache_of_a_tiered_store(file: str) -> None:

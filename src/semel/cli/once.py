@@ -217,6 +217,7 @@ class _Runner:
     def run(self, environment: dict[str, str]) -> dict[str, Any]:
         self.ran = True
         at_a_terminal = sys.stdin is not None and sys.stdin.isatty()
+        forward_to = self._forward_signals(at_a_terminal)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # a fork with threads: _dies_with() takes no lock
@@ -239,7 +240,7 @@ class _Runner:
             threading.Thread(target=self._copy, args=(1, process.stdout, sys.stdout.buffer), daemon=True),
             threading.Thread(target=self._copy, args=(2, process.stderr, sys.stderr.buffer), daemon=True),
         ]
-        self._forward_signals(process, at_a_terminal)
+        forward_to(process)
         for reader in readers:
             reader.start()
         code = process.wait()
@@ -247,19 +248,34 @@ class _Runner:
             reader.join(_LINGER)
         return self._result(code if code >= 0 else 128 - code)
 
-    def _forward_signals(self, process: subprocess.Popen[bytes], at_a_terminal: bool) -> None:
+    def _forward_signals(self, at_a_terminal: bool) -> Callable[[subprocess.Popen[bytes]], None]:
         """Pass signals on to the command, which decides what to do. Later ones are ignored until the outcome is stored:
         otherwise the command would run again although it has ended.
-        """
 
-        def forward(number: int, frame: FrameType | None) -> None:
-            if process.returncode is not None or (at_a_terminal and number in _BY_THE_TERMINAL):
-                return
+        Handlers are set before the command starts, so that no signal ends us beside it. Call what is returned with the
+        command: it passes on the signals that came before.
+        """
+        started: list[subprocess.Popen[bytes]] = []
+        early: list[int] = []
+
+        def send(process: subprocess.Popen[bytes], number: int) -> None:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, number) if at_a_terminal else os.killpg(process.pid, number)
 
+        def forward(number: int, frame: FrameType | None) -> None:
+            if not started:
+                early.append(number)
+            elif started[0].returncode is None and not (at_a_terminal and number in _BY_THE_TERMINAL):
+                send(started[0], number)
+
+        def begin(process: subprocess.Popen[bytes]) -> None:
+            started.append(process)
+            for number in early:
+                send(process, number)
+
         for number in _FORWARDED:
             self._signals.callback(signal.signal, number, signal.signal(number, forward))
+        return begin
 
     def __enter__(self) -> Self:
         return self
