@@ -31,6 +31,8 @@ CHANGES = {
     "outbox": "outbox {} --mode queue",
 }
 """Each command, with words that change something."""
+DELETE_FOR_GOOD = {"purge", "dlq purge"}
+"""Without a terminal they need ``--yes``."""
 PRIVATE = "k-secret"
 
 
@@ -75,17 +77,20 @@ def test_every_command_that_asks_is_in_the_table() -> None:
     assert found == set(CHANGES)
 
 
-@pytest.mark.parametrize("words", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("name", CHANGES)
 def test_it_asks(
-    words: str,
+    name: str,
     url: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    command, before = words.format(url).split(), contents(url)
+    command, before = CHANGES[name].format(url).split(), contents(url)
     caplog.set_level(logging.INFO, "semel.audit")
-    for stdin, code in ((io.StringIO("y\n"), 2), (Terminal("n\n"), 1), (Terminal(""), 1)):
+    refusals: list[tuple[io.StringIO, int]] = [(Terminal("n\n"), 1), (Terminal(""), 1)]
+    if name in DELETE_FOR_GOOD:
+        refusals.append((io.StringIO("y\n"), 2))
+    for stdin, code in refusals:
         monkeypatch.setattr("sys.stdin", stdin)
         assert main(command) == code
         shown = capsys.readouterr()
@@ -96,6 +101,14 @@ def test_it_asks(
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert main(command) == 0
     assert " [y/N] " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(CHANGES.keys() - DELETE_FOR_GOOD))
+def test_a_script_is_not_asked(name: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(url)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main(CHANGES[name].format(url).split()) == 0
+    assert (contents(url) != before) or name == "outbox"
 
 
 @pytest.mark.parametrize("words", CHANGES.values(), ids=CHANGES)

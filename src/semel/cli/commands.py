@@ -126,11 +126,16 @@ def span(seconds: float) -> str:
     return "".join(parts[:2])
 
 
-def confirmed(question: str, args: argparse.Namespace) -> bool:
-    """Ask a person whether to go on. ``--yes`` answers in advance; a script, which has no terminal, has to pass it."""
+def confirmed(question: str, args: argparse.Namespace, *, needs_yes: bool = False) -> bool:
+    """Ask a person whether to go on. ``--yes`` answers in advance, and a script, which has no terminal, goes on.
+
+    :param needs_yes: a script has to pass ``--yes``: this deletes for good.
+    """
     if args.yes:
         return True
     if sys.stdin is None or not sys.stdin.isatty():
+        if not needs_yes:
+            return True
         raise ConfigurationError(
             f"there is no terminal to ask: {question} Pass --yes to do it, or --dry-run to see what would be done"
         )

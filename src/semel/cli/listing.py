@@ -252,7 +252,7 @@ def purge(args: argparse.Namespace) -> int:
         if stopping.is_set():
             raise KeyboardInterrupt
         question = f"delete {count:,} finished records? The next call with such a key runs its operation again."
-        if count and not args.dry_run and not confirmed(question, args):
+        if count and not args.dry_run and not confirmed(question, args, needs_yes=True):
             return FAILED
         deleted = 0
         if not args.dry_run:

@@ -192,10 +192,10 @@ def redrive(args: argparse.Namespace) -> int:
 
 
 def purge(args: argparse.Namespace) -> int:
-    return _move(args, "deleted", lambda letters, **how: letters.purge(**how))
+    return _move(args, "deleted", lambda letters, **how: letters.purge(**how), needs_yes=True)
 
 
-def _move(args: argparse.Namespace, done: str, move: Callable[..., int]) -> int:
+def _move(args: argparse.Namespace, done: str, move: Callable[..., int], *, needs_yes: bool = False) -> int:
     from semel.messaging.deadletters import describe_filter
 
     filter = _filter(args)
@@ -211,7 +211,8 @@ def _move(args: argparse.Namespace, done: str, move: Callable[..., int]) -> int:
     with _open(args.url) as letters, stop_on_signals() as stopping:
         count = move(letters, filter=filter, limit=args.limit, dry_run=True)
         if not args.dry_run:
-            if count and not confirmed(f"{_letters(count)} will be {done}. Go on?", args):
+            question = f"{_letters(count)} will be {done}. Go on?"
+            if count and not confirmed(question, args, needs_yes=needs_yes):
                 return FAILED
             try:
                 moved = move(letters, filter=filter, limit=args.limit, progress=follow)
