@@ -221,6 +221,22 @@ def test_a_large_window_is_read_in_batches(log: LogDesk) -> None:
     assert log.send() == ["new 2"]
 
 
+def test_what_running_transactions_have_added_is_not_passed_while_no_later_one_has_ended(log: LogDesk) -> None:
+    """A snapshot names no transaction that is younger than the last one that has ended. Such a one may have added
+    messages long before the snapshot was taken."""
+    log.join()
+    assert log.send() == []
+    first, second = log.open(), log.open()
+    with log.desk.transaction(first):
+        log.add("a1", "a", first)
+        with log.desk.transaction(second):
+            log.add("b1", "b", second)
+            log.add("a2", "a", first)
+            log.add("b2", "b", second)
+            assert log.read() == []
+    assert sorted(log.send()) == ["a1", "a2", "b1", "b2"]
+
+
 @pytest.mark.parametrize("log", ["log"], indirect=True)
 def test_the_next_batch_is_read_while_one_is_sent(log: LogDesk) -> None:
     def ahead() -> list[Any]:

@@ -18,8 +18,10 @@ SELECT semel_trim()
 -- name: switch (writes)
 SELECT semel_switch(:mode::text)
 
--- name: low (reads)
-SELECT last_value - 1 FROM semel_log_position
+-- name: low (writes)
+-- Transactions that are not in the next snapshot take positions above this one. A snapshot names no running transaction that
+-- is younger than the last one that has ended, so one ends here that is younger than all that have a position up to now.
+SELECT last_value - 1, pg_current_xact_id()::text FROM semel_log_position
 
 -- name: read (writes)
 -- One row without a position says that there is nothing to send; its second column, that there may be now, behind the
