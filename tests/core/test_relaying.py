@@ -16,12 +16,17 @@ from semel.core.messaging.messages import (
     DestinationDown,
     JoinRelays,
     LeaveRelays,
+    LogOwned,
     Message,
+    Outgoing,
+    PassLog,
+    ReadLog,
     Refused,
     Result,
     Sent,
     SettleMessages,
     StartMessages,
+    TakeLog,
     TryAgain,
 )
 from semel.core.messaging.relaying import BROKER_PAUSE_LONGEST, POISON, Poison, Publish, Rest
@@ -561,3 +566,39 @@ def test_order_and_completeness_whatever_happens(seed: int, policy: Poison, pipe
             assert failures[id] + deaths + len(asleep) >= tries, "nothing is given up too early"
         elif reason != "parked":
             assert starts >= tries
+
+
+@pytest.mark.parametrize("late", [0.0, 25.0])
+def test_a_batch_that_was_read_ahead_is_sent_within_the_lease_that_the_last_one_renewed(late: float) -> None:
+    """:param late: how long the relay is frozen between the renewal and the next batch. Then it must not send it."""
+    relay = made(until_idle=True, batch=1)
+    log = [Outgoing(at, Message(f"m{at}", "tested", b"{}", stream="s", sequence=at), 0) for at in range(1, 9)]
+    clock = relay.outbox.clock
+    published: list[tuple[list[str], float]] = []
+    renewed = read = 0.0
+    while not relay.ended and len(published) < 2:
+        request = relay.request
+        if isinstance(request, Publish):
+            published.append(([message.id for message in request.messages], request.deadline))
+            clock.now += 3.0
+            results = [Sent()] * len(request.messages)
+            relay.send(results if request.meanwhile is None else (results, tuple(log[4:])))
+        elif isinstance(request, ReadLog):
+            read = clock()
+            relay.send(tuple(log[:4]))
+        elif isinstance(request, TakeLog):
+            relay.send(LogOwned("log"))
+        elif isinstance(request, PassLog):
+            assert request.lease == 30.0
+            renewed = renewed or clock()
+            clock.now += late
+            relay.send(True)
+        else:
+            relay.send(relay.outbox.execute(request))
+        if renewed and late:
+            break
+    assert published[0] == (["m1", "m2", "m3", "m4"], read + 20.0)
+    if late:
+        assert not isinstance(relay.request, Publish), "its lease may have ended before the broker has it"
+    else:
+        assert published[1] == (["m5", "m6", "m7", "m8"], renewed + 20.0)

@@ -81,7 +81,7 @@ class LogDesk:
         return list(found)
 
     def settle(self, relay: bytes = A, **settings: Any) -> bool:
-        done: bool = self.desk.execute(PassLog(relay, self.mode, self.last, **settings))
+        done: bool = self.desk.execute(PassLog(relay, LEASE, self.mode, self.last, **settings))
         return done
 
     def send(self, relay: bytes = A) -> list[str]:
@@ -260,6 +260,26 @@ def test_the_next_batch_is_read_while_one_is_sent(log: LogDesk) -> None:
     assert [(one.message.id, one.starts) for one in log.read(B)] == [
         ("m3", 1), ("m4", 1), ("m5", 0), ("m6", 0), ("m7", 0),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("log", ["log"], indirect=True)
+def test_the_lease_is_renewed_when_the_next_batch_begins(log: LogDesk) -> None:
+    """And not when it is read: a relay may publish it for most of a lease from then on."""
+
+    def lease() -> float:
+        with log.desk.transaction(log.desk.conn):
+            row = log.desk.conn.execute("SELECT extract(epoch FROM lease_end)::float8 FROM semel_relay").fetchone()
+        return float(row[0])
+
+    log.join()
+    for number in range(4):
+        log.add(f"m{number}", "s")
+    log.read(limit=2)
+    before = lease()
+    ahead = log.desk.execute(ReadLog(A, 2, LEASE, "log", ahead=True))
+    assert lease() == before
+    assert log.settle(then=ahead[-1].position)
+    assert lease() > before
 
 
 @pytest.mark.parametrize("log", ["log"], indirect=True)

@@ -77,14 +77,21 @@ def _read(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
 
 
 def _read_log(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
-    low = 0 if op.ahead else (yield QUERIES["low"]())[0][0]
-    read = {"relay": op.relay, "most": op.limit, "lease": op.lease, "ahead": op.ahead, "low": low}
+    if op.ahead:
+        rows = yield QUERIES["ahead"](relay=op.relay, most=op.limit)
+        return _in_order(rows)
+    ((low, _),) = yield QUERIES["low"]()
+    read = {"relay": op.relay, "most": op.limit, "lease": op.lease, "low": low}
     rows = yield QUERIES["read"](**read)
-    if not op.ahead and rows and rows[0][:2] == (None, 1):
+    if rows and rows[0][:2] == (None, 1):
         rows = yield QUERIES["read"](**read)
     if not rows:
         return None
-    return () if rows[0][0] is None else tuple(map(outgoing, sorted(rows, key=_POSITION)))
+    return () if rows[0][0] is None else _in_order(rows)
+
+
+def _in_order(rows: Rows) -> tuple[Outgoing, ...]:
+    return tuple(map(outgoing, sorted(rows, key=_POSITION)))
 
 
 def _read_wal(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
@@ -99,7 +106,7 @@ def _read_wal(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
         return tuple(Outgoing(position, message, int(position <= crashed)) for position, _, message in found)
     if (end or upto) > passed + _IDLE:
         yield QUERIES["note"](relay=op.relay, lease=op.lease, started=end or upto)
-        yield QUERIES["pass"](relay=op.relay, last=0, stays=False, next=None)
+        yield QUERIES["pass"](relay=op.relay, lease=op.lease, last=0, stays=False, next=None)
     yield QUERIES["advance"](relay=op.relay)
     return ()
 
@@ -168,7 +175,7 @@ def _move(op: PassLog) -> Program[bool]:
 def _passed(op: PassLog) -> Statement:
     # In the mode "wal" a batch ends with the commit of its last message, which only the cursor knows.
     last = 0 if op.mode == "wal" else op.last
-    return QUERIES["pass"](relay=op.relay, last=last, stays=op.stays, next=op.then)
+    return QUERIES["pass"](relay=op.relay, lease=op.lease, last=last, stays=op.stays, next=op.then)
 
 
 def _move_messages(relay: bytes, moved: Sequence[Outgoing]) -> Program[dict[str, int]]:

@@ -372,21 +372,22 @@ class ReadLog(Op["tuple[Outgoing, ...] | None"]):
     lease: float
     mode: OutboxMode
     ahead: bool = False
-    """In the mode ``log``: return those that follow the messages under way, which remain so. The answer may be None as
-    well because it is not known yet what follows."""
+    """In the mode ``log``: return those that follow the messages under way, which remain so. It does not renew the
+    lease; ``PassLog`` does. It returns no messages as well if it is not known yet what follows."""
     id: bytes = b""
 
 
 @value
 class PassLog(Op[bool]):
-    """Go on behind the messages that ``ReadLog`` has returned last. The answer is False if the relay no longer owns the
-    cursor; then nothing has changed.
+    """Go on behind the messages that ``ReadLog`` has returned last, and renew the lease. The answer is False if the
+    relay no longer owns the cursor; then nothing has changed.
 
     What was not sent moves to the queue, and its stream goes on there: as long as a stream has messages in the queue,
     all that follow have to move. A repeat changes nothing.
     """
 
     relay: bytes
+    lease: float
     mode: OutboxMode
     last: int
     """The position of the last message under way."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
 from semel.core.call import Pause, Raised, describe_error
@@ -43,6 +44,7 @@ from semel.core.messaging.messages import (
     StartMessages,
     TakeLog,
     TryAgain,
+    light,
     oversize,
 )
 from semel.core.ops import Op
@@ -80,6 +82,9 @@ Poison: TypeAlias = Literal["block", "park", "skip"]
 message and all that follow go to the dead letters (``park``); only the message does, and the stream goes on (``skip``).
 """
 POISON: Final = ("block", "park", "skip")
+_POSITION: Final = attrgetter("position")
+_MESSAGE: Final = attrgetter("message")
+_NONE: Final[tuple[Outgoing, ...]] = ()
 
 
 @value
@@ -190,8 +195,10 @@ class _Run:
         self._read_on = 0
         """The last position of a full batch; 0: start from the beginning."""
         self._scanned_at = 0.0
-        self._ahead: tuple[tuple[Outgoing, ...], float] | None = None
-        """The next batch of the log, if it is read already, and when."""
+        self._ahead = _NONE
+        """The next batch of the log, if it is read already."""
+        self._renewed = 0.0
+        """When the lease was renewed by the last ``PassLog``."""
         self._sequences: dict[str, int] = {}
         """The last sequence of each stream that is done, as far as remembered."""
         self._outage: _CircuitBreaker | None = None
@@ -270,13 +277,13 @@ class _Run:
         end = plan.clock() + RESCAN_EVERY
         any_sent = False
         found: tuple[Outgoing, ...] | None
-        self._next_batch()  # one that is left from before an error is read again
+        self._ahead = _NONE  # what is left from before an error is read again
         while self._relay is not None:
-            ahead = self._next_batch()
             now = plan.clock()
             limit = 1 if self._outage else plan.batch * LOG_BATCHES
-            if ahead is not None:
-                found, now = ahead
+            if self._ahead:
+                found, self._ahead = self._ahead, _NONE
+                now = self._renewed
             elif (any_sent and now >= end) or (self._outage and self._outage.probe_at > now) or self._stopping():
                 break
             else:
@@ -294,10 +301,6 @@ class _Run:
                 if (yield from self._send(found, now, log=mode, ahead=op)):
                     break  # some have moved to the queue
         return True
-
-    def _next_batch(self) -> tuple[tuple[Outgoing, ...], float] | None:
-        ahead, self._ahead = self._ahead, None
-        return ahead
 
     def _join(self) -> Generator[Any, Any, None]:
         plan = self._plan
@@ -344,18 +347,27 @@ class _Run:
         # the lease is left to settle.
         deadline = began + plan.lease * 2 / 3
         results = yield from self._publish(ready, deadline, ahead)
-        self._judge_broker(results.values())
-        # A relay that was frozen for longer than its lease is late by itself.
-        self._judge_destinations(ready, results, deadline <= plan.clock() < began + plan.lease)
-        op, reports = self._judge(found, {**unsent, **results}, log is not None)
+        op: SettleMessages
+        reports: list[events.Event] = []
+        if len(results) == len(found) and not (self._outage or self._outages) and _all_sent(results):
+            assert self._relay is not None
+            op = SettleMessages(self._relay, tuple(map(_POSITION, found)))  # the usual case, in a hurry
+            if not log:
+                self._remember(found)
+        else:
+            self._judge_broker(results.values())
+            # A relay that was frozen for longer than its lease is late by itself.
+            self._judge_destinations(ready, results, deadline <= plan.clock() < began + plan.lease)
+            op, reports = self._judge(found, {**unsent, **results})
         if log:
             suspects = [] if len(op.sent) == len(found) else _others(found, op.sent)
             stays = self._outage is not None and bool(results) and not (op.sent or op.failed or op.dead)
             moved = () if stays else tuple(suspects)
             if suspects:  # the next batch was read too early: what follows in these streams has to move
-                self._ahead = None
-            then = self._ahead[0][-1].position if self._ahead else None
-            passing = PassLog(op.relay, log, found[-1].position, moved, op.failed, op.dead, stays, then)
+                self._ahead = _NONE
+            then = self._ahead[-1].position if self._ahead else None
+            passing = PassLog(op.relay, plan.lease, log, found[-1].position, moved, op.failed, op.dead, stays, then)
+            self._renewed = plan.clock()
             settled = yield from self._settle(passing, began + plan.lease)
         else:
             settled = yield from self._settle(op, began + plan.lease)
@@ -376,12 +388,13 @@ class _Run:
     ) -> tuple[list[Outgoing], list[Outgoing], dict[int, Result]]:
         """Return what to publish now, what to publish alone, and what not to publish at all."""
         plan = self._plan
-        if (
-            log
-            and not self._outages
-            and not any(each.queued or each.starts or oversize(each.message, plan.largest) for each in found)
-        ):
-            return list(found), [], {}  # the usual case, in a hurry
+        if not read_on and not self._outages:  # the usual case, in a hurry
+            most = light(plan.largest)
+            for each in found:
+                if each.starts or each.queued or len(each.message.data) > most:
+                    break
+            else:
+                return list(found), [], {}
         ready: list[Outgoing] = []
         suspects: list[Outgoing] = []
         unsent: dict[int, Result] = {}
@@ -428,30 +441,22 @@ class _Run:
 
         Returns the results by position.
         """
-        results: dict[int, Result] = {}
-        if not ready:
-            return results
+        if not ready or self._plan.clock() >= deadline:
+            return {}
         if self._plan.pipelines:
-            lines = [ready]
-        else:
-            streams: dict[str | int, list[Outgoing]] = {}
-            for each in ready:
-                streams.setdefault(each.message.stream or each.position, []).append(each)
-            lines = list(streams.values())
+            return dict(zip(map(_POSITION, ready), (yield from self._hand_over(ready, deadline, ahead)), strict=True))
+        results: dict[int, Result] = {}
+        streams: dict[str | int, list[Outgoing]] = {}
+        for each in ready:
+            streams.setdefault(each.message.stream or each.position, []).append(each)
+        lines = list(streams.values())
         depth = 0
         while lines and self._plan.clock() < deadline:
-            wave = ready if self._plan.pipelines else [line[depth] for line in lines]
-            messages = tuple([each.message for each in wave])
-            answers: list[Result]
-            if ahead:
-                now = self._plan.clock()
-                answers, read = yield Publish(messages, deadline, ahead)
-                self._ahead = (read, now) if read else None
-            else:
-                answers = yield Publish(messages, deadline)
-            results.update(zip([each.position for each in wave], answers, strict=True))
+            wave = [line[depth] for line in lines]
+            answers = yield from self._hand_over(wave, deadline)
+            results.update(zip(map(_POSITION, wave), answers, strict=True))
             depth += 1
-            if self._plan.pipelines or any(isinstance(answer, BrokerDown) for answer in answers):
+            if any(isinstance(answer, BrokerDown) for answer in answers):
                 break
             lines = [
                 line
@@ -460,13 +465,28 @@ class _Run:
             ]
         return results
 
+    def _hand_over(
+        self, wave: list[Outgoing], deadline: float, ahead: ReadLog | None = None
+    ) -> Generator[Any, Any, list[Result]]:
+        messages = tuple(map(_MESSAGE, wave))
+        answers: list[Result]
+        if ahead is None:
+            answers = yield Publish(messages, deadline)
+        else:
+            answers, read = yield Publish(messages, deadline, ahead)
+            self._ahead = read or _NONE
+        return answers
+
+    def _remember(self, sent: tuple[Outgoing, ...]) -> None:
+        """Remember how far each stream is."""
+        if len(self._sequences) > REMEMBERED:
+            self._sequences.clear()
+        self._sequences.update([(each.message.stream, each.message.sequence) for each in sent])
+
     def _judge(
-        self, found: tuple[Outgoing, ...], results: dict[int, Result], log: bool
+        self, found: tuple[Outgoing, ...], results: dict[int, Result]
     ) -> tuple[SettleMessages, list[events.Event]]:
         """Decide what becomes of each message. Those without a result stay as they are."""
-        assert self._relay is not None
-        if log and len(results) == len(found) and all(isinstance(result, Sent) for result in results.values()):
-            return SettleMessages(self._relay, tuple([each.position for each in found])), []
         sent: list[int] = []
         failed: list[Failure] = []
         dead: list[DeadLetter] = []
@@ -610,6 +630,10 @@ class _Run:
 
     def _tell_store_failed(self, op: Op[Any], error: BaseException) -> None:
         self._plan.hook(events.StoreFailed("", "", "", type(op).__name__, describe_error(error)))
+
+
+def _all_sent(results: dict[int, Result]) -> bool:
+    return set(map(type, results.values())) <= {Sent}
 
 
 def _others(found: tuple[Outgoing, ...], sent: Collection[int]) -> list[Outgoing]:

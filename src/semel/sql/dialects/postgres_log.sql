@@ -23,46 +23,59 @@ SELECT semel_switch(:mode::text)
 -- is younger than the last one that has ended, so one ends here that is younger than all that have a position up to now.
 SELECT last_value - 1, pg_current_xact_id()::text FROM semel_log_position
 
+-- name: batch (reads)
+-- A part of the next two: the messages behind the place "cur", each with the bytes of those before it. Messages of
+-- transactions that were running when "seen" was taken are found by their transaction, the others by their position: what
+-- a long transaction elsewhere holds up is not read again and again.
+SELECT *, sum(octet_length(data)) OVER (ROWS UNBOUNDED PRECEDING) - octet_length(data) AS before FROM (
+    SELECT l.* FROM cur CROSS JOIN LATERAL (
+        SELECT position, id, type, data, source, destination, stream, sequence, subject, content_type, created, headers
+        FROM semel_log l
+        WHERE l.position > cur.above AND l.position <= cur.high
+          AND l.xid >= pg_snapshot_xmax(cur.seen) AND pg_visible_in_snapshot(l.xid, cur.upto)
+        ORDER BY l.position LIMIT :most::integer
+    ) AS l
+    UNION ALL
+    SELECT l.* FROM cur CROSS JOIN LATERAL pg_snapshot_xip(cur.seen) AS x (xid) CROSS JOIN LATERAL (
+        -- As l.xid = x.xid AND l.position > cur.passed, so that no other index can be taken.
+        SELECT position, id, type, data, source, destination, stream, sequence, subject, content_type, created, headers
+        FROM semel_log l
+        WHERE (l.xid, l.position) > (x.xid, cur.passed) AND l.xid <= x.xid
+          AND pg_visible_in_snapshot(l.xid, cur.upto)
+        ORDER BY l.xid, l.position LIMIT :most
+    ) AS l
+    ORDER BY position LIMIT :most
+) AS both_
+
+-- name: ahead (reads)
+-- As "read", for the messages that follow those under way in this turn. It changes nothing, so it waits for no disk.
+WITH cur AS MATERIALIZED (
+    SELECT c.seen, c.started AS passed, greatest(c.low, c.started) AS above, c.crashed, c.upto, c.high
+    FROM semel_relay r JOIN semel_cursor c ON c.relay = r.relay
+    WHERE r.relay = :relay::bytea AND r.lease_end > {{now}}
+      AND c.started IS NOT NULL AND c.upto IS NOT NULL AND NOT c.ends
+)
+SELECT f.position, (f.position <= cur.crashed)::integer, f.id, f.type, f.data, f.source, f.destination, f.stream,
+       f.sequence, f.subject, f.content_type, date_part('epoch', f.created), f.headers, 0
+FROM cur JOIN ({{batch}}) AS f ON f.before < {{bytes}}
+
 -- name: read (writes)
 -- One row without a position says that there is nothing to send; its second column, that there may be now, behind the
--- messages of this turn. No row says that the lease has ended, or that another relay owns the cursor. Messages of transactions that were running when "seen" was taken are found by their transaction, the
--- others by their position: what a long transaction elsewhere holds up is not read again and again. "low" is from the
--- statement before, so that it is older than the snapshot. A look ahead changes nothing; it stays in this turn.
+-- messages of this turn. No row says that the lease has ended, or that another relay owns the cursor. "low" is from the
+-- statement before, so that it is older than the snapshot.
 WITH me AS (
     UPDATE semel_relay SET lease_end = greatest(lease_end, {{now}} + :lease::float8 * interval '1 second')
     WHERE relay = :relay::bytea AND lease_end > {{now}}
     RETURNING relay
 ), cur AS (
-    SELECT c.relay, c.seen, p.passed, c.upto IS NOT NULL AS was_open, greatest(c.low, p.passed) AS above, c.crashed,
+    SELECT c.relay, c.seen, c.passed, c.upto IS NOT NULL AS was_open, greatest(c.low, c.passed) AS above, c.crashed,
            coalesce(c.upto, pg_current_snapshot()) AS upto,
            CASE WHEN c.upto IS NULL THEN :low::bigint ELSE c.upto_low END AS upto_low,
            CASE WHEN c.upto IS NULL THEN (SELECT last_value FROM semel_log_position) ELSE c.high END AS high
     FROM me JOIN semel_cursor c ON c.relay = me.relay
-    CROSS JOIN LATERAL (SELECT CASE WHEN :ahead::boolean THEN c.started ELSE c.passed END AS passed) AS p
-    WHERE NOT :ahead OR c.started IS NOT NULL AND c.upto IS NOT NULL AND NOT c.ends
     FOR UPDATE OF c
 ), next AS (
-    SELECT * FROM (
-        SELECT l.* FROM cur CROSS JOIN LATERAL (
-            SELECT * FROM semel_log l
-            WHERE l.position > cur.above AND l.position <= cur.high
-              AND l.xid >= pg_snapshot_xmax(cur.seen) AND pg_visible_in_snapshot(l.xid, cur.upto)
-            ORDER BY l.position LIMIT :most::integer
-        ) AS l
-        UNION ALL
-        SELECT l.* FROM cur CROSS JOIN LATERAL pg_snapshot_xip(cur.seen) AS x (xid) CROSS JOIN LATERAL (
-            -- As l.xid = x.xid AND l.position > cur.passed, so that no other index can be taken.
-            SELECT * FROM semel_log l
-            WHERE (l.xid, l.position) > (x.xid, cur.passed) AND l.xid <= x.xid
-              AND pg_visible_in_snapshot(l.xid, cur.upto)
-            ORDER BY l.xid, l.position LIMIT :most
-        ) AS l
-    ) AS both_ ORDER BY position LIMIT :most
-), found AS (
-    SELECT * FROM (
-        SELECT *, sum(octet_length(data)) OVER (ROWS UNBOUNDED PRECEDING) - octet_length(data) AS before FROM next
-    ) AS summed
-    WHERE before < {{bytes}}
+    {{batch}}
 ), noted AS (
     UPDATE semel_cursor c SET started = n.last, ends = n.all_ < :most AND n.all_ = n.taken,
         upto = CASE WHEN n.taken > 0 THEN cur.upto END, upto_low = cur.upto_low, high = cur.high,
@@ -70,13 +83,16 @@ WITH me AS (
         low = CASE WHEN n.taken > 0 THEN c.low ELSE cur.upto_low END,
         passed = CASE WHEN n.taken > 0 THEN c.passed ELSE 0 END
     FROM cur, (
-        SELECT max(position) AS last, count(*) AS taken, (SELECT count(*) FROM next) AS all_ FROM found
+        SELECT max(position) FILTER (WHERE before < {{bytes}}) AS last, count(*) FILTER (WHERE before < {{bytes}}) AS taken,
+               count(*) AS all_
+        FROM next
     ) AS n
-    WHERE c.relay = cur.relay AND NOT :ahead
+    WHERE c.relay = cur.relay
 )
-SELECT f.position, (CASE WHEN f.position IS NULL THEN was_open ELSE f.position <= cur.crashed END)::integer, f.id, f.type, f.data, f.source, f.destination,
-       f.stream, f.sequence, f.subject, f.content_type, date_part('epoch', f.created), f.headers, 0
-FROM cur LEFT JOIN found f ON true
+SELECT f.position, (CASE WHEN f.position IS NULL THEN was_open ELSE f.position <= cur.crashed END)::integer, f.id, f.type,
+       f.data, f.source, f.destination, f.stream, f.sequence, f.subject, f.content_type, date_part('epoch', f.created),
+       f.headers, 0
+FROM cur LEFT JOIN next f ON f.before < {{bytes}}
 
 -- name: waiting (reads)
 -- Which of these streams have messages in the queue, or are parked: what follows must go there too.
@@ -86,9 +102,11 @@ WHERE EXISTS (SELECT 1 FROM semel_outbox o WHERE o.stream = s.stream AND o.strea
 
 -- name: pass (writes)
 -- The messages up to "last" (0: all) that were started are done, or, if it "stays", were not sent. Those up to "next" are
--- started now. A repeat changes nothing.
+-- started now, and the lease is renewed. A repeat changes nothing else.
 WITH me AS (
-    SELECT relay FROM semel_relay WHERE relay = :relay::bytea AND lease_end > {{now}} FOR UPDATE
+    UPDATE semel_relay SET lease_end = greatest(lease_end, {{now}} + :lease::float8 * interval '1 second')
+    WHERE relay = :relay::bytea AND lease_end > {{now}}
+    RETURNING relay
 ), cur AS (
     SELECT c.relay, NOT :stays::boolean AND c.started IS NOT NULL AND :last::bigint IN (0, c.started) AS moves
     FROM semel_cursor c JOIN me ON c.relay = me.relay
