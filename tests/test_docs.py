@@ -220,7 +220,8 @@ def test_the_tests_that_a_page_shows_pass(name: str, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["semel.testing.plugin"]\n', "utf-8")
     (tmp_path / "test_page.py").write_text(code, "utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"]
-    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    env = {**os.environ, "TMPDIR": str(tmp_path.parent)}  # the path of a socket has at most 107 characters
+    finished = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=110)
     shown = code.count("\ndef test_")
     assert f"{shown} passed" in finished.stdout, finished.stdout
 

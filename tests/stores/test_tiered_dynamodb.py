@@ -300,6 +300,6 @@ def test_a_truth_that_takes_no_writes_says_so_through_the_tiers(redis_url: str) 
 
     with (
         Semel(TieredStore(MemoryStore(), RedisCache(redis_url)), sweep_every=None) as guard,
-        pytest.raises(ConfigurationError, match="DynamoDBStore does"),
+        pytest.raises(ConfigurationError, match="needs a DynamoDBStore"),
     ):
         guard.run("take", key="1", call=handler)
