@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 BIN := $(VENV)/bin
 QUICK := "not server and not process and not faults and not slow"
-TYPED := src tests/servers tests/conftest.py tests/reports.py tests/tracing.py $(wildcard tests/test_*.py tests/typing)
+TYPED := src tests/servers tests/conftest.py tests/workers.py tests/tracing.py $(wildcard tests/test_*.py tests/typing)
 
 .DEFAULT_GOAL := help
 .PHONY: help run test cover quick everywhere check twins format bench docs servers clean
@@ -20,13 +20,13 @@ run: $(VENV)/.demo ## the demo service on 127.0.0.1:8080; ARGS="..." goes to it
 	$(BIN)/semel demo $(ARGS)
 
 test: check servers ## lint, types, all tests on real servers, coverage; WORKERS=1: one after the other
-	$(BIN)/pytest --numprocesses=$(or $(WORKERS),4) --dist=loadfile --no-loadscope-reorder --cov --cov-sparingly --cov-report=term $(ARGS)
+	$(BIN)/pytest --workers=$(or $(WORKERS),4) --cov --cov-sparingly --cov-report=term $(ARGS)
 
 cover: servers ## all tests, and the coverage of their child processes as well: slower
-	$(BIN)/pytest --numprocesses=$(or $(WORKERS),4) --dist=loadfile --no-loadscope-reorder --cov --cov-config=tools/cover_children.ini --cov-report=term $(ARGS)
+	$(BIN)/pytest --workers=$(or $(WORKERS),4) --cov --cov-config=tools/cover_children.ini --cov-report=term $(ARGS)
 
 quick: $(VENV)/.test ## the tests that start no server and no service: seconds
-	$(BIN)/pytest --numprocesses=$(or $(WORKERS),3) --dist=worksteal --randomly-dont-reset-seed --hypothesis-profile=quick -m $(QUICK) $(ARGS)
+	$(BIN)/pytest --workers=$(or $(WORKERS),5) --randomly-dont-reset-seed --hypothesis-profile=quick -m $(QUICK) $(ARGS)
 
 everywhere: ## the quick tests on every other Python from 3.12 on that is found here
 	@tools/pythons.sh $(PYTHON) | { found=; while read -r version python; do found=1; \

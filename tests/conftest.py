@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -33,7 +34,7 @@ from tests.servers import (
 from tests.servers.kinds import costly_kind
 from tests.servers.pgbouncer import PgBouncerServer
 
-pytest_plugins = ["tests.servers.plugin", "tests.reports", "tests.tracing"]
+pytest_plugins = ["tests.servers.plugin", "tests.workers", "tests.tracing"]
 
 WHOLE_FILE = re.compile(r"^pytestmark = .*", re.MULTILINE)
 
@@ -69,8 +70,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for marker in item.iter_markers():
             rank[item.path] = min(rank[item.path], ranks.get(marker.name, 2))
-    costly = {item: costly_kind(item.nodeid) for item in items}
-    items.sort(key=lambda item: (-1, name) if (name := costly[item]) else (rank[item.path], ""))
+    costly = {item: costly_kind(item) for item in items}
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: (-1, 0, name) if (name := costly[item]) else (rank[item.path], -sizes[item.path], ""))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -37,7 +37,6 @@ from tests.servers import (
 )
 from tests.servers import install as installer
 from tests.servers.install import install, missing_is_an_error
-from tests.servers.kinds import costly_kind
 
 ROOT = Path(__file__).parents[1]
 
@@ -348,12 +347,6 @@ def test_a_server_of_the_session_may_rest_and_go_on() -> None:
     first, unchanged, rests, again = pids
     assert (unchanged, rests, server.pid) == (first, None, None)
     assert again not in (first, None)
-
-
-def test_the_tests_of_a_costly_server_are_known_by_their_names() -> None:
-    names = ["test_kafka.py::test_it", "test_x.py::test_it[rabbitmq]", "test_y.py::TestRedisCluster::test_it"]
-    assert [costly_kind(name) for name in names] == ["kafka", "rabbitmq", "redis_cluster"]
-    assert costly_kind("tests/test_redis.py::test_it[postgres]") is None
 
 
 def test_a_server_that_ignores_the_signal_is_killed() -> None:

@@ -13,7 +13,6 @@ A line that is shown as missed may therefore be run by a test that was not trace
 from __future__ import annotations
 
 import importlib
-import os
 import pkgutil
 from collections.abc import Generator
 from typing import Any
@@ -47,11 +46,10 @@ class Sparingly:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        """Collecting runs the top level of Semel's modules and little else of it: trace that alone, in one worker."""
-        if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
-            for module in pkgutil.walk_packages(semel.__path__, "semel."):
-                if module.name not in _ELSEWHERE:
-                    importlib.import_module(module.name)
+        """Collecting runs the top level of Semel's modules and little else of it: trace that alone."""
+        for module in pkgutil.walk_packages(semel.__path__, "semel."):
+            if module.name not in _ELSEWHERE:
+                importlib.import_module(module.name)
         self._trace(False)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

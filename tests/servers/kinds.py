@@ -1,5 +1,7 @@
 """The table of server kinds. Its names are also the names of fixtures and markers."""
 
+import pytest
+
 from tests.servers.base import Server
 from tests.servers.chromium import ChromiumServer
 from tests.servers.dynamodb import DynamoDBServer
@@ -35,7 +37,19 @@ KINDS: dict[str, type[Server]] = {
 }
 
 
-def costly_kind(nodeid: str) -> str | None:
-    """The costly server that the name of a test names."""
-    plain = nodeid.lower().replace("_", "")
-    return next((name for name, kind in KINDS.items() if kind.costly and name.replace("_", "") in plain), None)
+def kinds_of(item: pytest.Item) -> list[str]:
+    """The kinds of server that the test is marked with."""
+    markers = {marker.name for marker in item.iter_markers()}
+    return [name for name in KINDS if name in markers] if "server" in markers else []
+
+
+def costly_kind(item: pytest.Item) -> str | None:
+    """The costly kind of server that the test shares with others."""
+    fixtures = fixtures_of(item)
+    shared = [name for name in kinds_of(item) if f"private_{name}" not in fixtures]
+    return next((name for name in shared if KINDS[name].costly), None)
+
+
+def fixtures_of(item: pytest.Item) -> list[str]:
+    """The names of all fixtures that the test is known to use."""
+    return getattr(item, "fixturenames", [])

@@ -5,9 +5,8 @@ A test that uses a fixture named after a kind (`postgres`, or one built on it), 
 A fixture that starts a service in a process of its own (gunicorn, uvicorn …) asks for `starts_process`, and each
 test that uses it gets the marker `process`.
 A kind is started when the first test wants it: of several workers, one that runs none of its tests does without. The
-tests of a costly kind go to one worker, which stops the server after the last of them. They are known by their names,
-for the scheduler knows nothing else: `test_kafka.py`, `test_order[kafka]`, `TestAsyncRedisCluster`. The log of a server
-is shown with the failure of a test that used it.
+tests of a costly kind go to one worker, which stops the server after the last of them: see `tests/workers.py`. The log
+of a server is shown with the failure of a test that used it.
 
 A server that is not installed: its tests are skipped with its name; when CI is set, they fail.
 """
@@ -16,14 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 from tests.servers.base import Server, ServerMissing
 from tests.servers.install import missing_is_an_error
-from tests.servers.kinds import KINDS, costly_kind
+from tests.servers.kinds import KINDS, costly_kind, fixtures_of, kinds_of
 from tests.servers.pool import ServerPool
 
 _pool = pytest.StashKey[ServerPool]()
@@ -41,9 +38,11 @@ def obtain(get: Callable[[str], Server], name: str) -> Server:
 
 
 @pytest.fixture(scope="session")
-def servers(request: pytest.FixtureRequest) -> ServerPool:
+def servers(request: pytest.FixtureRequest) -> Iterator[ServerPool]:
     """The session's servers."""
-    return request.config.stash[_pool]
+    pool = request.config.stash[_pool]
+    yield pool
+    pool.stop()
 
 
 @pytest.fixture(scope="session")
@@ -79,15 +78,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: needs a {name} server")
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    config.stash[_pool].stop()
-
-
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     kinds = {fixture: name for name in KINDS for fixture in (name, f"private_{name}")}
     for item in items:
-        fixtures = _fixtures(item)
+        fixtures = fixtures_of(item)
         for name in {kinds[fixture] for fixture in fixtures if fixture in kinds}:
             item.add_marker(name)
         if "private_server" in fixtures or any(marker.name in KINDS for marker in item.iter_markers()):
@@ -96,27 +91,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("process")
 
 
-class LoadFileAndServer(LoadFileScheduling):  # type: ignore[misc]
-    """One worker runs all tests of a file, and one runs all tests of a costly server."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return costly_kind(nodeid) or str(super()._split_scope(nodeid))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    return LoadFileAndServer(config, log) if config.getoption("dist") == "loadfile" else None
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Let a costly server rest after its last test, and start it again if there is another one after all."""
     pool = item.config.stash[_pool]
-    for name in _kinds(item):
+    for name in kinds_of(item):
         pool.resume(name)
     done = yield
-    costly = costly_kind(item.nodeid)
-    if costly and nextitem and costly != costly_kind(nextitem.nodeid):
+    costly = costly_kind(item)
+    if costly and nextitem and costly != costly_kind(nextitem):
         pool.rest(costly)
     return done
 
@@ -138,14 +121,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.failed:
         pool = item.config.stash[_pool]
-        shared = [server for name in _kinds(item) if (server := pool.running(name))]
+        shared = [server for name in kinds_of(item) if (server := pool.running(name))]
         for server in [*shared, *item.stash.get(_private, [])]:
             report.sections.append((f"log of {server.name} on port {server.port}", server.log_tail()))
     return report
-
-
-def _fixtures(item: pytest.Item) -> list[str]:
-    return getattr(item, "fixturenames", [])
 
 
 def _kinds(item: pytest.Item) -> list[str]:
