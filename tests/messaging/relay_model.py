@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from semel.core.call import Pause, Raised
@@ -140,7 +140,7 @@ class OutboxModel:
                 and self.lanes[lane_of(message.stream, message.id)] == op.relay
                 and self.holds.get(message.stream, 0.0) <= self.clock()
             ):
-                found.append(Outgoing(position, message, row.starts))
+                found.append(Outgoing(**asdict(message), position=position, starts=row.starts))
         found = found[: op.limit]
         self.relays[op.relay] = _Relay(self.clock() + op.lease, tuple(each.position for each in found))
         return tuple(found)

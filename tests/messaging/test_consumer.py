@@ -153,9 +153,7 @@ class Books:
 
             self.desk._runner.run(redrive())  # type: ignore[union-attr]
         self.desk.execute(JoinRelays(RELAY, 60.0))
-        return [
-            one.message for one in self.desk.execute(StartMessages(RELAY, 100, 60.0)) if one.message.type != "booked"
-        ]
+        return [one for one in self.desk.execute(StartMessages(RELAY, 100, 60.0)) if one.type != "booked"]
 
     @property
     def applied(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -88,7 +88,7 @@ class LogDesk:
         """Send all that there is; return the ids."""
         found = self.read(relay)
         assert self.settle(relay)
-        return [one.message.id for one in found]
+        return [one.id for one in found]
 
     def waiting(self) -> int:
         return sum(each.messages for each in self.desk.execute(InspectOutbox(10)).destinations)
@@ -179,7 +179,7 @@ def test_positions_of_a_stream_grow_in_the_order_of_the_commits(log: LogDesk) ->
             assert rival.is_alive()
         log.add("one more", "s", first)
     rival.join()
-    assert [(one.message.id, one.message.sequence) for one in log.read()] == [("one", 1), ("one more", 2), ("two", 3)]
+    assert [(one.id, one.sequence) for one in log.read()] == [("one", 1), ("one more", 2), ("two", 3)]
 
 
 def test_savepoints(log: LogDesk) -> None:
@@ -213,7 +213,7 @@ def test_a_large_window_is_read_in_batches(log: LogDesk) -> None:
     for number in range(3):
         found = log.read(limit=2)
         log.add(f"new {number}", "s")
-        sent += [one.message.id for one in found]
+        sent += [one.id for one in found]
         assert log.settle()
     assert sorted(sent[:4]) == ["b", "c", "l1", "l2"], "what is added meanwhile comes afterwards"
     assert sent.index("b") < sent.index("c")
@@ -246,18 +246,18 @@ def test_the_next_batch_is_read_while_one_is_sent(log: LogDesk) -> None:
     with log.desk.transaction(log.desk.conn):
         for number in range(1, 8):
             log.add(f"m{number}", "s")
-    assert [one.message.id for one in log.read(limit=2)] == ["m1", "m2"]
+    assert [one.id for one in log.read(limit=2)] == ["m1", "m2"]
     second = ahead()
-    assert [one.message.id for one in second] == ["m3", "m4"]
-    assert [one.message.id for one in ahead()] == ["m3", "m4"]
+    assert [one.id for one in second] == ["m3", "m4"]
+    assert [one.id for one in ahead()] == ["m3", "m4"]
     assert log.settle(then=second[-1].position)
     assert log.settle(then=second[-1].position), "its answer was lost"
     assert log.settle(moved=tuple(second)), "nor does this move what is under way now"
-    assert [one.message.id for one in ahead()] == ["m5", "m6"]
+    assert [one.id for one in ahead()] == ["m5", "m6"]
     assert log.desk.state()["outbox"] == []
     log.desk.end_lease(A)
     assert log.join(B) == "log"
-    assert [(one.message.id, one.starts) for one in log.read(B)] == [
+    assert [(one.id, one.starts) for one in log.read(B)] == [
         ("m3", 1), ("m4", 1), ("m5", 0), ("m6", 0), ("m7", 0),
     ]  # fmt: skip
 
@@ -314,7 +314,7 @@ def test_one_relay_owns_the_cursor_and_another_takes_over(log: LogDesk) -> None:
     assert log.join(B) == log.mode
     # What the dead relay was sending may have killed it: it has one start.
     found = log.read(B)
-    assert [(one.message.id, one.starts) for one in found] == [("one", 1)]
+    assert [(one.id, one.starts) for one in found] == [("one", 1)]
     # The other one was only paused, and wakes.
     assert log.settle(A) is False
     assert log.settle(A, moved=tuple(found)) is False
@@ -326,17 +326,17 @@ def test_one_relay_owns_the_cursor_and_another_takes_over(log: LogDesk) -> None:
     # All that follow in the stream have to go the same way.
     log.add("two", "s")
     log.add("three", "s3")
-    assert [(one.message.id, one.starts, one.queued) for one in log.read(B)] == [("two", 0, True), ("three", 0, False)]
+    assert [(one.id, one.starts, one.queued) for one in log.read(B)] == [("two", 0, True), ("three", 0, False)]
 
 
 def test_what_was_not_sent_is_read_again(log: LogDesk) -> None:
     log.join()
     log.add("one", "s")
-    assert [one.message.id for one in log.read()] == ["one"]
+    assert [one.id for one in log.read()] == ["one"]
     assert log.settle(stays=True)
     log.add("two", "s")
     found = log.read() + (log.read() if log.settle() else [])
-    assert [(one.message.id, one.starts) for one in found] == [("one", 0), ("two", 0)]
+    assert [(one.id, one.starts) for one in found] == [("one", 0), ("two", 0)]
 
 
 def test_relays_that_die_keep_every_stream_in_order(log: LogDesk) -> None:
@@ -598,8 +598,8 @@ def test_a_transaction_comes_whole_and_as_it_was_written(log: LogDesk) -> None:
                 destination="d", source="/here", stream="s",
             )  # fmt: skip
     found = log.read(limit=1)
-    assert [one.message.sequence for one in found] == list(range(1, 21))
-    message = found[0].message
+    assert [one.sequence for one in found] == list(range(1, 21))
+    message = found[0]
     assert message.data == b"\x00\n\xff"
     assert (message.id, message.type, message.subject, message.headers) == (
         "é0",
@@ -619,7 +619,42 @@ def test_a_slot_that_falls_back_shows_nothing_twice(log: LogDesk) -> None:
     assert len(log.read()) == 1
     log.desk.sql("UPDATE semel_cursor SET passed = started, started = NULL")  # and the slot stays
     log.add("two")
-    assert [one.message.id for one in log.read()] == ["two"]
+    assert [one.id for one in log.read()] == ["two"]
+
+
+@contextmanager
+def slot_in_use(log: LogDesk) -> Iterator[None]:
+    """For 0.2 seconds another session uses the slot. Here it replicates."""
+    import psycopg
+
+    ((slot,),) = log.desk.sql("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")
+    with closing(psycopg.connect(log.desk.url, replication="database", autocommit=True)) as other:
+        settings = "proto_version '1', publication_names 'semel_outbox'"
+        other.pgconn.send_query(f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0 ({settings})'.encode())
+        while not log.desk.sql("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active", slot):
+            time.sleep(0.01)
+        timer = threading.Timer(0.2, other.close)
+        timer.start()
+        yield
+        timer.join()
+
+
+@pytest.mark.parametrize("log", ["wal"], indirect=True)
+def test_a_relay_waits_while_another_one_still_uses_the_slot(log: LogDesk) -> None:
+    """The other one has lost the cursor, and its last statement still runs."""
+    log.join()
+    log.add("one")
+    with slot_in_use(log):
+        assert log.send() == ["one"]
+
+
+@pytest.mark.parametrize("log", ["wal"], indirect=True)
+def test_a_slot_in_use_is_dropped_when_it_is_free(log: LogDesk) -> None:
+    """It was left when the mode was switched. Nobody reads it, so the server would keep its own log for ever."""
+    log.desk.sql("UPDATE semel_outbox_mode SET mode = 'log'")
+    with slot_in_use(log):
+        log.outbox.switch("log")
+    assert not log.desk.sql("SELECT 1 FROM pg_replication_slots")
 
 
 @pytest.mark.parametrize("log", ["wal"], indirect=True)
@@ -685,7 +720,7 @@ def test_async_drivers(kind: str, mode: OutboxMode, open_desk: Callable[[str], D
     log.join()
     found = log.read(limit=1)
     assert log.settle(moved=tuple(found))
-    assert [row[0] for row in desk.state()["outbox"]] == [one.message.id for one in found]
+    assert [row[0] for row in desk.state()["outbox"]] == [one.id for one in found]
     assert len(desk.execute(StartMessages(A, 10, LEASE))) == len(found)
     desk.execute(SwitchMode("queue"))
     assert [row[0] for row in desk.state()["outbox"]] == ["one", "two"]

@@ -292,6 +292,52 @@ class TestConsuming(OnNATS):
 
         asyncio.run(main())
 
+    def test_what_was_in_hand_when_the_server_restarted_comes_again_at_once(self, private_nats: NATSServer) -> None:
+        """After ``ack_wait`` it would come by itself. So long, an ordered source would stand still."""
+
+        async def main() -> None:
+            await create_stream(private_nats.url, "orders")
+            broker = NATSBroker(private_nats.url, subject="orders")
+            for sequence in (1, 2):
+                assert await broker.publish([message("a", sequence)], soon()) == [Sent()]
+            await broker.close()
+            source = NATSSource(private_nats.url, subject="orders", durable="d", ack_wait="60s")
+            found = await receive(source, 1)
+            private_nats.crash()
+            with pytest.raises(BrokerUnavailable):
+                await source.acknowledge(found)
+            private_nats.return_()
+            for sequence, starts in ((1, 2), (2, 1)):
+                (found,) = await receive(source, 1)
+                assert (found.message.sequence, found.starts) == (sequence, starts)
+                await source.acknowledge([found])
+            await source.close()
+
+        asyncio.run(main())
+
+    def test_what_another_process_may_have_by_now_is_not_given_back(self, private_nats: NATSServer) -> None:
+        async def main() -> None:
+            await create_stream(private_nats.url, "orders")
+            broker = NATSBroker(private_nats.url, subject="orders")
+            assert await broker.publish([message("a", 1)], soon()) == [Sent()]
+            await broker.close()
+            first, second = (
+                NATSSource(private_nats.url, subject="orders", durable="d", ack_wait="1s") for _ in range(2)
+            )
+            found = await receive(first, 1)
+            private_nats.crash()
+            with pytest.raises(BrokerUnavailable):
+                await first.acknowledge(found)
+            await asyncio.sleep(1.1)
+            private_nats.return_()
+            found = await receive(second, 1)
+            assert list(await first.receive(1, 0.5)) == []
+            await second.acknowledge(found)
+            for each in (first, second):
+                await each.close()
+
+        asyncio.run(main())
+
     def test_a_consumer_that_keeps_no_order_is_refused(self, server: NATSServer, subject: str) -> None:
         async def main() -> None:
             shared = NATSSource(server.url, subject=subject, durable="d", ordered=False, max_ack_pending=10)
@@ -308,6 +354,12 @@ class TestConsuming(OnNATS):
                 await each.close()
 
         asyncio.run(main())
+
+
+def test_a_source_declares_how_long_its_stream_keeps_messages() -> None:
+    url = "nats://host/orders?durable=billing"
+    assert open_source(url).capabilities.retention is None
+    assert open_source(f"{url}&retention=7d").capabilities.retention == 7 * 86400
 
 
 @pytest.mark.parametrize("url", ["nats://localhost/orders", "nats://localhost?durable=d", "nats:///orders?durable=d"])

@@ -57,7 +57,7 @@ def send(desk: Desk, relay: bytes = A) -> list[str]:
     """Send all that there is; return the ids."""
     found = start(desk, relay)
     assert desk.execute(SettleMessages(relay, tuple(one.position for one in found)))
-    return [one.message.id for one in found]
+    return [one.id for one in found]
 
 
 class LastSeen:
@@ -122,7 +122,7 @@ def test_positions_of_a_stream_grow_in_the_order_of_the_commits(desk: Desk, othe
             time.sleep(0.15)  # MariaDB does not look again before a tenth of a second has passed without a question
         outbox.add(first, "made", "", id="one more", stream="s")
     rival.join()
-    assert [(one.message.id, one.message.sequence) for one in start(desk)] == [("one", 1), ("one more", 2), ("two", 3)]
+    assert [(one.id, one.sequence) for one in start(desk)] == [("one", 1), ("one more", 2), ("two", 3)]
 
 
 def test_two_relays_do_not_share_a_stream(desk: Desk, others: Callable[[], Any]) -> None:
@@ -136,7 +136,7 @@ def test_two_relays_do_not_share_a_stream(desk: Desk, others: Callable[[], Any])
 
     for relay in (A, B, A, B):  # until each has its share
         desk.execute(JoinRelays(relay, LEASE))
-    taken = {relay: [one.message.id for one in start(desk, relay)] for relay in (A, B)}
+    taken = {relay: [one.id for one in start(desk, relay)] for relay in (A, B)}
     assert sorted(taken.values()) == [[], ["one", "two"]]
 
 
@@ -147,7 +147,7 @@ def test_what_a_paused_relay_settles_late_changes_nothing(desk: Desk) -> None:
     (found,) = start(desk)
     desk.end_lease(A)
     desk.execute(JoinRelays(B, LEASE))
-    assert [one.message.id for one in start(desk, B)] == ["one"]
+    assert [one.id for one in start(desk, B)] == ["one"]
 
     assert desk.execute(SettleMessages(A, (), (), (DeadLetter(found.position, "too large", True),))) is False
     assert desk.execute(SettleMessages(A, (found.position,))) is False
@@ -229,7 +229,7 @@ def test_three_relays_keep_every_stream_in_order_while_messages_are_added(
                 if turn % 23 == 22:
                     mine.end_lease(name)  # it hangs before it sends anything
                     continue
-                published.extend((one.message.stream, one.message.sequence) for one in found)
+                published.extend((one.stream, one.sequence) for one in found)
                 assert mine.execute(SettleMessages(name, tuple(one.position for one in found)))
                 if turn % 31 == 30:
                     mine.execute(LeaveRelays(name))

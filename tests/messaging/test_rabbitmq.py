@@ -259,6 +259,24 @@ def test_a_postponed_message_holds_up_its_own_stream_only(rabbitmq: RabbitMQServ
     asyncio.run(main())
 
 
+def test_what_follows_a_postponed_message_does_not_count_a_start(rabbitmq: RabbitMQServer) -> None:
+    url = rabbitmq.queue()
+
+    async def main() -> None:
+        broker, source = RabbitMQBroker.from_url(url), RabbitMQSource.from_url(url)
+        for sequence in (1, 2):
+            assert await publish(broker, [brokers.new_message(stream="a", sequence=sequence)]) == [Sent()]
+        await broker.close()
+        for starts in (1, 2, 3):
+            one, two = await receive(source, 2)
+            assert (one.starts, two.starts) == (starts, 1)
+            await source.postpone(one, 0.1)
+            await source.postpone(two, 0.1)
+        await source.close()
+
+    asyncio.run(main())
+
+
 def test_a_source_goes_on_when_its_queue_was_deleted(rabbitmq: RabbitMQServer) -> None:
     url = rabbitmq.queue()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -34,7 +35,7 @@ def desk(request: pytest.FixtureRequest, open_desk: Callable[[str], Desk]) -> De
 
 def start(desk: Desk, relay: bytes, limit: int = 100, after: int = 0) -> list[str] | None:
     found = desk.execute(StartMessages(relay, limit, LEASE, after))
-    return None if found is None else [one.message.id for one in found]
+    return None if found is None else [one.id for one in found]
 
 
 def positions(desk: Desk) -> dict[str, int]:
@@ -162,7 +163,7 @@ def play(desk: Desk, chance: random.Random) -> None:
         elif action == "start":
             limit = chance.choice((1, 3, 100))
             found = desk.execute(StartMessages(relay, limit, LEASE))
-            assert (None if found is None else [one.message.id for one in found]) == model.start(relay, limit)
+            assert (None if found is None else [one.id for one in found]) == model.start(relay, limit)
             started[relay] = tuple(one.position for one in found or ())
         elif action == "settle":
             op = settlement(relay, started.get(relay, ()), chance)
@@ -202,11 +203,20 @@ def settlement(relay: bytes, started: tuple[int, ...], chance: random.Random) ->
 def test_a_message_comes_back_as_it_was_added(desk: Desk) -> None:
     desk.execute(JoinRelays(A, LEASE))
     desk.add("m1", "s", sequence=7)
-    (found,) = desk.execute(StartMessages(A, 10, LEASE))
-    message = found.message
+    (message,) = desk.execute(StartMessages(A, 10, LEASE))
     assert (message.id, message.stream, message.sequence, message.data) == ("m1", "s", 7, b"m1")
-    assert (message.destination, message.headers, message.redrives, found.starts) == ("orders", {"a": "1"}, 0, 0)
+    assert (message.destination, message.headers, message.redrives, message.starts) == ("orders", {"a": "1"}, 0, 0)
     assert abs(message.time - time.time()) < 60
+
+
+def test_each_message_has_its_own_headers(desk: Desk) -> None:
+    """Neighbours with equal headers are read once."""
+    desk.execute(JoinRelays(A, LEASE))
+    headers = [{"a": "1"}, {"a": "1"}, {}, {}, {"a": "1"}, {"b": "2"}]
+    for number, each in enumerate(headers):
+        desk.add(f"m{number}", "s", sequence=number + 1)
+        desk.sql("UPDATE semel_outbox SET headers = %s WHERE id = %s", json.dumps(each), f"m{number}")
+    assert [one.headers for one in desk.execute(StartMessages(A, 10, LEASE))] == headers
 
 
 def test_large_messages_are_taken_a_few_at_a_time(desk: Desk) -> None:
@@ -219,7 +229,7 @@ def test_large_messages_are_taken_a_few_at_a_time(desk: Desk) -> None:
     taken = []
     while found := desk.execute(StartMessages(A, 100, LEASE)):
         assert desk.execute(SettleMessages(A, tuple(one.position for one in found)))
-        taken.append([one.message.id for one in found])
+        taken.append([one.id for one in found])
     assert taken == [["m0", "m1"], ["m2", "m3"], ["m4"]]
 
 
@@ -231,7 +241,7 @@ def test_a_paused_relay_wakes_late_and_is_refused(desk: Desk) -> None:
     desk.end_lease(A)
     desk.execute(JoinRelays(B, LEASE))
     (found,) = desk.execute(StartMessages(B, 10, LEASE))
-    assert (found.message.id, found.starts) == ("m1", 1)
+    assert (found.id, found.starts) == ("m1", 1)
     assert desk.execute(SettleMessages(A, (found.position,), (), ())) is False
     assert desk.execute(SettleMessages(A, (), (Failure(found.position, "no", 9.0),))) is False
     assert desk.execute(SettleMessages(A, (), (), (DeadLetter(found.position, "no", True),))) is False
@@ -290,7 +300,7 @@ def test_relays_that_race_for_lanes_never_share_one(desk: Desk) -> None:
                     mine.end_lease(name)  # it hangs, and has sent nothing
                     continue
                 if mine.execute(SettleMessages(name, tuple(one.position for one in found))):
-                    settled.extend(f"{one.message.stream} {one.message.id[1:]:0>4}" for one in found)
+                    settled.extend(f"{one.stream} {one.id[1:]:0>4}" for one in found)
                 if len(settled) >= total:
                     break
             mine.execute(LeaveRelays(name))

@@ -68,7 +68,7 @@ from semel.messaging.reporting import reporter
 from semel.observe import events
 from semel.sql.aio import AsyncSQLUnit
 from semel.sql.connections.errors import StatementRejected
-from semel.sql.inbox import apply_message, apply_messages, lock_streams, move_offsets, move_streams
+from semel.sql.inbox import apply_messages, lock_streams, move_offsets, move_streams
 from semel.stores.aio_guard import AsyncSemel
 
 KEEP: Final = "15d"
@@ -136,18 +136,10 @@ class AsyncInbox:
         :param consumer: who applies it, such as ``"ledger"``. Every consumer applies every message once.
         :param own_transaction: open a transaction and commit it here.
         """
-        check_consumer(consumer)
-        check_message_id(message_id)
-        unit = self._unit(connection, own_transaction)
-        program = apply_message(unit.connection.dialect, consumer, message_id)
-        message, began = Message(message_id, "", b""), self._now()
-        async with _transaction(unit, own_transaction):
-            if not await unit.run(program, _ROW):
-                self._tell(events.Skipped, consumer, [message], began)
-                return False
-            await _call(unit, call, _origin(consumer, [message]))
-        self._tell(events.AppliedEvent, consumer, [message], began)
-        return True
+        message = Message(message_id, "", b"")
+        return bool(
+            await self.process_many(connection, consumer, [message], lambda _: call(), own_transaction=own_transaction)
+        )
 
     async def process_many(
         self,
@@ -158,9 +150,9 @@ class AsyncInbox:
         *,
         own_transaction: bool = False,
     ) -> int:
-        """Call ``call(new)`` with those of the messages that the consumer has not applied yet. Returns how many.
+        """Call ``call(new)`` with the messages that the consumer has not applied yet. Returns how many these are.
 
-        One statement finds them, whatever their number. It is not called if there are none.
+        One statement finds them, whatever their number. If there are none, ``call`` is not called.
         """
         check_consumer(consumer)
         for message in messages:
@@ -174,14 +166,14 @@ class AsyncInbox:
                 await _call(unit, lambda: call(chosen), _origin(consumer, chosen))
         if self._hook is not None:
             repeated = [message for message in messages if not any(message is each for each in chosen)]
-            self._tell(events.AppliedEvent, consumer, chosen, began)
-            self._tell(events.Skipped, consumer, repeated, began)
+            self._report(events.AppliedEvent, consumer, chosen, began)
+            self._report(events.Skipped, consumer, repeated, began)
         return len(chosen)
 
     def _now(self) -> float:
         return 0.0 if self._hook is None else time.monotonic()
 
-    def _tell(
+    def _report(
         self, event: type[events.AppliedEvent | events.Skipped], consumer: str, messages: list[Message], began: float
     ) -> None:
         if self._hook is not None:
@@ -229,7 +221,7 @@ class AsyncInbox:
         :param in_batches: ... the function applies many: ``async def apply(messages, connection)`` gets a list of the
             new ones. If it fails, it is called for each message alone, so that one of them takes no other with it.
         :param store_offsets: for sources that seek (Kafka): the place in the log commits with the effect, and a
-            consumer goes on there, whatever the broker was told. A message that is retried holds up its partition.
+            consumer goes on there, whatever offset the broker knows. A message that is retried holds up its partition.
         :param on_event: is called with every event. Without it, problems are logged by the logger ``semel.inbox``.
         """
         check_consumer(consumer)
@@ -250,11 +242,11 @@ class AsyncInbox:
         first, longest = seconds(pause, "pause"), seconds(longest_pause, "longest_pause")
         if not 0 < first <= longest:
             raise PolicyError("pause is longer than 0 s, and not longer than longest_pause")
-        hook = reporter(_log, on_event)
-
         plan = ConsumerPlan(
-            consumer, batch, tries, first, longest, ordered, on_poison, False, time.monotonic, random.random, hook,
-            bool(events.hooks_of(on_event)), in_batches, store_offsets,
+            consumer=consumer, batch=batch, tries=tries, pause=first, longest_pause=longest, ordered=ordered,
+            policy=on_poison, counts_starts=False, clock=time.monotonic, jitter=random.random,
+            hook=reporter(_log, on_event), watched=bool(events.hooks_of(on_event)), in_batches=in_batches,
+            stores_offsets=store_offsets,
         )  # fmt: skip
 
         def decorate(function: Callable[[Any, Any], Any]) -> AsyncConsumer:
@@ -468,7 +460,7 @@ class AsyncConsumer:
         """Apply a message whose effects are outside of the database, with the steps of an operation."""
 
         async def work(op: AsyncOperation) -> None:
-            await _finished(self._function(message, op))
+            await _finish(self._function(message, op))
 
         try:
             policy = guard.policy.replace(ttl=self._inbox.keep)
@@ -501,13 +493,13 @@ async def _call(unit: AsyncSQLUnit, call: Callable[[], Any], origin: MessageOrig
     unit.watch()
     outer = message_origin.set(origin)
     try:
-        await _finished(call())
+        await _finish(call())
     finally:
         message_origin.reset(outer)
         unit.unwatch()
 
 
-async def _finished(result: Any) -> None:
+async def _finish(result: Any) -> None:
     # sync: if inspect.iscoroutine(result):
     # sync:     result.close()
     # sync:     raise PolicyError("the handler is async: use AsyncInbox")
@@ -555,7 +547,7 @@ async def _transaction(unit: AsyncSQLUnit, own: bool) -> AsyncGenerator[None, No
 
 
 def check_consumer(consumer: str) -> None:
-    """Raise PolicyError unless this can be the name of a consumer."""
+    """Raise ConfigurationError unless this can be the name of a consumer."""
     check_name("a consumer", consumer)
     if len(consumer) > MAX_NAME or consumer.startswith("~"):
         raise ConfigurationError(f"the name of a consumer has at most {MAX_NAME} characters and begins with no ~")

@@ -77,12 +77,12 @@ class AsyncOutbox:
             same message. Otherwise it is a UUID of version 7.
         :param dedup: make the id of this text, the type and the source instead: another message with the same three is
             the same message.
-        :param destination: the topic, exchange, subject, stream, queue or URL. Defaults to that of the relay.
+        :param destination: the topic, exchange, subject, stream, queue or URL. Defaults to the relay's.
         :param subject: what it is about, such as the name of a file. CloudEvents call it the subject.
-        :param source: defaults to that of the outbox.
+        :param source: defaults to the outbox's.
         :param content_type: defaults to JSON, text or bytes, depending on the data.
         :param delay: send it only after this time. Not for a message with a stream.
-        :param headers: further headers. They replace those of the operation.
+        :param headers: further headers. They replace the operation's.
         """
         message, seconds = make_message(
             type, data, stream=stream, id=id, dedup=dedup, destination=destination, subject=subject,

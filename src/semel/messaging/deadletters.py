@@ -51,7 +51,7 @@ class DeadLetters:
     def get(self, message_id: str, *, origin: str | None = None) -> Letter | None:
         """Return the dead letter with this message, or None.
 
-        :param origin: the consumer that has given it up, or ``""`` for the relay, if several have.
+        :param origin: the consumer that has given it up, or ``""`` for the relay. Needed if several have.
         """
         found = self.list(LetterFilter(message=message_id, origin=origin), limit=1)
         return found[0] if found else None
@@ -71,8 +71,8 @@ class DeadLetters:
     ) -> int:
         """Move dead letters back into the outbox, and return how many. Those that die meanwhile are not moved again.
 
-        :param limit: at most so many.
-        :param rate: at most so many in a second, so that consumers are not flooded.
+        :param limit: the most messages to move. Defaults to all.
+        :param rate: the most messages to move in a second, so that consumers are not flooded. Defaults to no limit.
         :param dry_run: move nothing, and return how many there are.
         :param progress: called after each step with the number moved so far, and the number to move.
         """
@@ -86,7 +86,7 @@ class DeadLetters:
         dry_run: bool = False,
         progress: Callable[[int, int], object] | None = None,
     ) -> int:
-        """Delete dead letters, and return how many. The parameters are those of ``redrive``."""
+        """Delete dead letters, and return how many. Same parameters as ``redrive``."""
         return self._move(PurgeLetters, "deleted", filter, limit, None, dry_run, progress)
 
     def _move(

@@ -39,7 +39,7 @@ def put_message(
     headers: Mapping[str, str] | None = None,
     keep: Duration = "7d",
 ) -> dict[str, Any]:
-    """Return a message as an element for ``op.write``. The other parameters are those of ``Outbox.add``.
+    """Return a message as an element for ``op.write``. The other parameters are the same as for ``Outbox.add``.
 
     :param table: the table of messages. Its time to live is by the attribute ``ttl``.
     :param stream: the partition key, so that DynamoDB Streams keep the order. Without it, the id takes its place.

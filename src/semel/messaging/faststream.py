@@ -176,4 +176,4 @@ class _OneDelivery:
         try:
             await tell()
         except Exception as error:
-            raise BrokerUnavailable(f"the broker was not told what became of a message: {error!r}") from error
+            raise BrokerUnavailable(f"the outcome of a message did not reach the broker: {error!r}") from error

@@ -64,7 +64,7 @@ from semel.messaging.ports import Capabilities, SeekableSource, Source
 from semel.messaging.reporting import reporter
 from semel.observe import events
 from semel.sql.connections.errors import StatementRejected
-from semel.sql.inbox import apply_message, apply_messages, lock_streams, move_offsets, move_streams
+from semel.sql.inbox import apply_messages, lock_streams, move_offsets, move_streams
 from semel.sql.sync import SQLUnit
 from semel.stores.guard import Semel
 
@@ -133,18 +133,10 @@ class Inbox:
         :param consumer: who applies it, such as ``"ledger"``. Every consumer applies every message once.
         :param own_transaction: open a transaction and commit it here.
         """
-        check_consumer(consumer)
-        check_message_id(message_id)
-        unit = self._unit(connection, own_transaction)
-        program = apply_message(unit.connection.dialect, consumer, message_id)
-        message, began = Message(message_id, "", b""), self._now()
-        with _transaction(unit, own_transaction):
-            if not unit.run(program, _ROW):
-                self._tell(events.Skipped, consumer, [message], began)
-                return False
-            _call(unit, call, _origin(consumer, [message]))
-        self._tell(events.AppliedEvent, consumer, [message], began)
-        return True
+        message = Message(message_id, "", b"")
+        return bool(
+            self.process_many(connection, consumer, [message], lambda _: call(), own_transaction=own_transaction)
+        )
 
     def process_many(
         self,
@@ -155,9 +147,9 @@ class Inbox:
         *,
         own_transaction: bool = False,
     ) -> int:
-        """Call ``call(new)`` with those of the messages that the consumer has not applied yet. Returns how many.
+        """Call ``call(new)`` with the messages that the consumer has not applied yet. Returns how many these are.
 
-        One statement finds them, whatever their number. It is not called if there are none.
+        One statement finds them, whatever their number. If there are none, ``call`` is not called.
         """
         check_consumer(consumer)
         for message in messages:
@@ -171,14 +163,14 @@ class Inbox:
                 _call(unit, lambda: call(chosen), _origin(consumer, chosen))
         if self._hook is not None:
             repeated = [message for message in messages if not any(message is each for each in chosen)]
-            self._tell(events.AppliedEvent, consumer, chosen, began)
-            self._tell(events.Skipped, consumer, repeated, began)
+            self._report(events.AppliedEvent, consumer, chosen, began)
+            self._report(events.Skipped, consumer, repeated, began)
         return len(chosen)
 
     def _now(self) -> float:
         return 0.0 if self._hook is None else time.monotonic()
 
-    def _tell(
+    def _report(
         self, event: type[events.AppliedEvent | events.Skipped], consumer: str, messages: list[Message], began: float
     ) -> None:
         if self._hook is not None:
@@ -226,7 +218,7 @@ class Inbox:
         :param in_batches: ... the function applies many: ``def apply(messages, connection)`` gets a list of the
             new ones. If it fails, it is called for each message alone, so that one of them takes no other with it.
         :param store_offsets: for sources that seek (Kafka): the place in the log commits with the effect, and a
-            consumer goes on there, whatever the broker was told. A message that is retried holds up its partition.
+            consumer goes on there, whatever offset the broker knows. A message that is retried holds up its partition.
         :param on_event: is called with every event. Without it, problems are logged by the logger ``semel.inbox``.
         """
         check_consumer(consumer)
@@ -247,11 +239,11 @@ class Inbox:
         first, longest = seconds(pause, "pause"), seconds(longest_pause, "longest_pause")
         if not 0 < first <= longest:
             raise PolicyError("pause is longer than 0 s, and not longer than longest_pause")
-        hook = reporter(_log, on_event)
-
         plan = ConsumerPlan(
-            consumer, batch, tries, first, longest, ordered, on_poison, False, time.monotonic, random.random, hook,
-            bool(events.hooks_of(on_event)), in_batches, store_offsets,
+            consumer=consumer, batch=batch, tries=tries, pause=first, longest_pause=longest, ordered=ordered,
+            policy=on_poison, counts_starts=False, clock=time.monotonic, jitter=random.random,
+            hook=reporter(_log, on_event), watched=bool(events.hooks_of(on_event)), in_batches=in_batches,
+            stores_offsets=store_offsets,
         )  # fmt: skip
 
         def decorate(function: Callable[[Any, Any], Any]) -> Consumer:
@@ -457,7 +449,7 @@ class Consumer:
         """Apply a message whose effects are outside of the database, with the steps of an operation."""
 
         def work(op: Operation) -> None:
-            _finished(self._function(message, op))
+            _finish(self._function(message, op))
 
         try:
             policy = guard.policy.replace(ttl=self._inbox.keep)
@@ -490,13 +482,13 @@ def _call(unit: SQLUnit, call: Callable[[], Any], origin: MessageOrigin) -> None
     unit.watch()
     outer = message_origin.set(origin)
     try:
-        _finished(call())
+        _finish(call())
     finally:
         message_origin.reset(outer)
         unit.unwatch()
 
 
-def _finished(result: Any) -> None:
+def _finish(result: Any) -> None:
     if inspect.iscoroutine(result):
         result.close()
         raise PolicyError("the handler is async: use AsyncInbox")
@@ -542,7 +534,7 @@ def _transaction(unit: SQLUnit, own: bool) -> Generator[None, None, None]:
 
 
 def check_consumer(consumer: str) -> None:
-    """Raise PolicyError unless this can be the name of a consumer."""
+    """Raise ConfigurationError unless this can be the name of a consumer."""
     check_name("a consumer", consumer)
     if len(consumer) > MAX_NAME or consumer.startswith("~"):
         raise ConfigurationError(f"the name of a consumer has at most {MAX_NAME} characters and begins with no ~")

@@ -7,8 +7,9 @@ do; nothing is found out by trying. ``semel.testing.brokers`` tests an adapter a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from semel.core.messaging.consuming import Delivery
 from semel.core.messaging.messages import BrokerDown, DestinationDown, Message, Refused, Result, Sent, TryAgain
 from semel.core.values import value
 
@@ -71,21 +72,6 @@ class Broker(Protocol):
         ...
 
 
-@value
-class Delivery:
-    """A message as a broker delivered it."""
-
-    message: Message
-    starts: int
-    """How many times it was delivered, this time included; 0 if the broker does not count."""
-    handle: Any
-    """What the adapter needs to acknowledge it."""
-    place: str = ""
-    """The part of a log that it stands in, such as a partition; empty if the source does not seek."""
-    offset: int = 0
-    """Where it stands there. Messages of one place are delivered in the order of their offsets."""
-
-
 class Source(Protocol):
     """Delivers messages, in one event loop. A message that is not acknowledged is delivered again.
 
@@ -118,8 +104,8 @@ class Source(Protocol):
 
 
 class SeekableSource(Source, Protocol):
-    """A source that can begin where the database of the effects says, and not where the broker was told last."""
+    """A source that can begin at offsets that are stored in the database of the effects, instead of at the broker's."""
 
     def begin_at(self, stored: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
-        """Ask ``stored`` for the offsets of places, whenever this process gets them, from any thread. It may raise."""
+        """Call ``stored``, from any thread, for the offsets of places whenever this process gets them. It may raise."""
         ...

@@ -16,7 +16,6 @@ import asyncio
 import logging
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from semel.core.call import Pause, Raised, describe_error
 from semel.core.messaging.messages import OUTBOX, Outgoing, ReadLog
 from semel.core.messaging.relaying import POISON, Poison, Publish, RelayFlow, RelayPlan, RelayReport, Rest
 from semel.core.policy import Duration, seconds
+from semel.engine.background import BackgroundTask, BackgroundThread
 from semel.engine.forking import survive_forks
 from semel.engine.ports import AsyncStore, Store
 from semel.engine.threaded import ThreadedStore
@@ -92,24 +92,17 @@ class AsyncRelay:
             ),
             self.report,
         )
-        self._task: asyncio.Task[None] | None = None
+        self._background = BackgroundTask("semel-relay")
 
     def start(self) -> None:
         """Start, in the background of the running event loop."""
-        if self._task is None:
-            self._driver.stopping = False
-            self._task = asyncio.get_running_loop().create_task(self.run(), name="semel-relay")
+        self._driver.stopping = False
+        self._background.start(self.run)
 
     async def stop(self, timeout: float | None = None) -> None:
         """Stop after the batch that is being sent. Waits for it, and cancels it after ``timeout`` seconds."""
         self._driver.ask_to_stop()
-        task, self._task = self._task, None
-        if task is None:
-            return
-        done, _ = await asyncio.wait([task], timeout=timeout)
-        if not done:
-            task.cancel()
-            await asyncio.wait([task])
+        await self._background.stop(timeout)
 
     def wake(self) -> None:
         """Look for messages now. For a program that has just added one."""
@@ -162,25 +155,19 @@ class Relay:
         self._plan = _plan(
             broker, batch, lease, tries, pause, longest_pause, on_poison, allow_unordered, reporter(_log, on_event)
         )
-        self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._background = BackgroundThread("semel-relay")
         self._running: tuple[asyncio.AbstractEventLoop, _Driver] | None = None
         survive_forks(self._forked)
 
     def start(self) -> None:
         """Start, in the background."""
-        if self._thread is None:
-            self._stopping = False
-            self._thread = threading.Thread(target=self.run, name="semel-relay", daemon=True)
-            self._thread.start()
+        self._background.start(self.run)
 
     def stop(self, timeout: float | None = None) -> None:
         """Stop after the batch that is being sent. Waits for it, for at most ``timeout`` seconds."""
-        self._stopping = True
+        self._background.stopping.set()
         self._tell(_Driver.ask_to_stop)
-        thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
+        self._background.stop(timeout)
 
     def wake(self) -> None:
         """Look for messages now. For a program that has just added one."""
@@ -201,7 +188,7 @@ class Relay:
         store = ThreadedStore(self._store)
         driver = _Driver(store, self._broker, self._plan, self.report)
         self._running = (asyncio.get_running_loop(), driver)
-        driver.stopping = self._stopping  # it may have been set before there was a loop to tell
+        driver.stopping = self._background.stopping.is_set()  # it may have been set before there was a loop to tell
         try:
             return await use(driver)
         finally:
@@ -215,9 +202,8 @@ class Relay:
                 running[0].call_soon_threadsafe(what, running[1])
 
     def _forked(self) -> None:
-        """In a forked child: the thread and its loop stayed in the parent."""
-        self._thread = self._running = None
-        self._stopping = False
+        """In a forked child: the loop stayed in the parent."""
+        self._running = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -280,7 +266,9 @@ class _Driver:
                     if request.meanwhile is None:
                         answer = await self._publish(request)
                     else:
-                        answer = await asyncio.gather(self._publish(request), self._read(request.meanwhile))
+                        # The read goes first, because an adapter may be busy before it lets others run.
+                        read, results = await asyncio.gather(self._read(request.meanwhile), self._publish(request))
+                        answer = results, read
                 elif isinstance(request, Rest):
                     answer = await self._rest(request.seconds)
                 elif isinstance(request, Pause):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core.messaging.messages import (
@@ -28,10 +28,9 @@ from semel.core.messaging.messages import (
     lane_of,
 )
 from semel.core.ops import Op
-from semel.errors import SemelError
 from semel.sql.connections.adopt import Dialect
 from semel.sql.connections.errors import Contention, DuplicateRow
-from semel.sql.program import Packet, Piece, Program, Query, Rows, load_queries
+from semel.sql.program import Packet, Piece, Program, Rows, in_transaction, load_queries
 
 R = TypeVar("R")
 Row: TypeAlias = Mapping[str, Any]
@@ -63,10 +62,14 @@ class _Tables:
         return seconds if self._second == 1 else round(seconds * self._second)
 
     def ask(self, name: str, rows: Sequence[Row] | None = None, /, **params: Any) -> Program[Rows]:
-        """Run a statement with a list of rows. In PostgreSQL and SQLite each column is a list: ``ids`` of ``id``."""
+        """Run a statement for a list of rows.
+
+        In PostgreSQL and SQLite each column is a list: ``ids`` of ``id``. In MySQL each row has the other parameters,
+        too, because a statement may repeat them with it.
+        """
         query = self._queries[name]
         if self.dialect == "mysql":
-            return (yield Packet(Piece(query, rows or (), **params)))
+            return (yield Packet(Piece(query, [{**params, **row} for row in rows or ()], **params)))
         if rows:
             for column in rows[0]:
                 values: Any = [row[column] for row in rows]
@@ -84,14 +87,7 @@ class _Tables:
             result = yield from program
             yield Packet(ends=True)
             return result
-        yield _BEGIN()
-        try:
-            result = yield from program
-            yield _COMMIT()
-        except SemelError:
-            yield _ROLLBACK()
-            raise
-        return result
+        return (yield from in_transaction(program))
 
     def count(self, rows: Rows) -> int:
         """How many rows a statement with ``RETURNING 1`` has changed; MySQL says it without."""
@@ -102,9 +98,6 @@ def _now() -> int:
     return time.time_ns() // 1000
 
 
-_BEGIN: Final = Query("begin", "BEGIN", True)
-_COMMIT: Final = Query("commit", "COMMIT", True)
-_ROLLBACK: Final = Query("rollback", "ROLLBACK", True)
 _TABLES: Final[dict[Dialect, _Tables]] = {
     "postgresql": _Tables(
         "postgresql", "postgres", "statement_timestamp()",
@@ -121,44 +114,35 @@ _TABLES: Final[dict[Dialect, _Tables]] = {
 # In the caller's transaction
 
 
-def apply_message(dialect: Dialect, consumer: str, id: str) -> Program[bool]:
-    """Write down that the consumer applies the message. Returns False if it has applied it already.
-
-    Waits for a transaction that applies it now, because only a committed row is a proof.
-    """
-    row = {"consumer": consumer, "id": id}
-    tables = _TABLES[dialect]
-    if dialect != "mysql":
-        return bool((yield from tables.ask("insert", **row)))
-    try:
-        yield from tables.ask("insert", [row])
-    except DuplicateRow:
-        return False
-    return True
-
-
 def apply_messages(dialect: Dialect, consumer: str, ids: Sequence[str]) -> Program[set[str]]:
-    """The same for many messages, with one statement. Returns the ids of those that were not applied yet."""
-    # Rows are locked in this order. It is the same for all, so that two batches cannot deadlock.
-    rows = [{"consumer": consumer, "id": id} for id in sorted(set(ids))]
+    """Write down that the consumer applies these messages. Returns the ids of those that it had not applied yet.
+
+    Waits for a transaction that applies one of them now, because only a committed row is a proof.
+    """
     tables = _TABLES[dialect]
-    if len(rows) == 1:
-        return set(ids) if (yield from apply_message(dialect, consumer, ids[0])) else set()
-    if not rows:
-        return set()
+    # Rows are locked in this order. It is the same for all, so that two batches cannot deadlock.
+    new = sorted(set(ids))
     if dialect != "mysql":
-        new = yield from tables.ask("insert_many", [{"id": row["id"]} for row in rows], consumer=consumer)
-        return {row[0] for row in new}
+        if len(new) == 1:
+            return set(new) if (yield from tables.ask("insert", consumer=consumer, id=new[0])) else set()
+        rows = (yield from tables.ask("insert_many", _rows("id", new), consumer=consumer)) if new else ()
+        return {row[0] for row in rows}
     for _ in range(_TRIES):
+        if not new:
+            return set()
         try:
-            yield from tables.ask("insert", rows)
-            return {row["id"] for row in rows}
+            yield from tables.ask("insert", _rows("id", new), consumer=consumer)
+            return set(new)
         except DuplicateRow:
-            known = {_text(row[0]) for row in (yield from tables.ask("known", rows, consumer=consumer))}
-            rows = [row for row in rows if row["id"] not in known]
-            if not rows:
+            if len(new) == 1:
                 return set()
+            known = {_text(row[0]) for row in (yield from tables.ask("known", _rows("id", new), consumer=consumer))}
+            new = [id for id in new if id not in known]
     raise Contention("other transactions have applied messages of this batch")
+
+
+def _rows(column: str, values: Iterable[Any]) -> list[Row]:
+    return [{column: value} for value in values]
 
 
 def lock_streams(dialect: Dialect, consumer: str, streams: Collection[str]) -> Program[dict[str, int]]:
@@ -166,9 +150,9 @@ def lock_streams(dialect: Dialect, consumer: str, streams: Collection[str]) -> P
 
     A negative number means that the stream is parked: its message of this sequence is in the dead letters.
     """
-    tables, rows = _TABLES[dialect], [{"stream": stream} for stream in sorted(streams)]
+    tables, rows = _TABLES[dialect], _rows("stream", sorted(streams))
     if dialect == "mysql":
-        yield from tables.ask("add_places", [{"consumer": consumer, **row} for row in rows])
+        yield from tables.ask("add_places", rows, consumer=consumer)
     found = yield from tables.ask("lock_places", rows, consumer=consumer)
     return {_text(row[0]): int(row[1]) for row in found}
 
@@ -200,22 +184,19 @@ def move_offsets(dialect: Dialect, consumer: str, offsets: Mapping[str, int]) ->
 
 
 def _move(tables: _Tables, consumer: str, places: Mapping[str, int]) -> Program[None]:
-    shared = {"consumer": consumer}
-    own = shared if tables.dialect == "mysql" else {}
-    rows = [{**own, "stream": stream, "sequence": places[stream]} for stream in sorted(places)]
-    yield from tables.ask("move_streams", rows, **({} if own else shared))
+    rows = [{"stream": stream, "sequence": places[stream]} for stream in sorted(places)]
+    yield from tables.ask("move_streams", rows, consumer=consumer)
 
 
 # Ops
 
 
 def _see(op: SeeMessages, tables: _Tables) -> Program[frozenset[str]]:
-    rows = [{"consumer": op.consumer, "id": id} for id in sorted(set(op.ids))]
-    if not rows:
+    ids = _rows("id", sorted(set(op.ids)))
+    if not ids:
         return frozenset()
-    ids = rows if tables.dialect == "mysql" else [{"id": row["id"]} for row in rows]
     seen = yield from tables.ask("seen", ids, consumer=op.consumer)
-    if len(seen) < len(rows):
+    if len(seen) < len(ids):
         yield from tables.ask("see", ids, consumer=op.consumer)
     return frozenset(row[0] for row in seen)
 
@@ -229,12 +210,13 @@ def _count_start(op: CountStart, tables: _Tables) -> Program[int]:
 
 def _forget_starts(op: ForgetStarts, tables: _Tables) -> Program[None]:
     if op.ids:
-        yield from tables.ask("forget_starts", [{"id": id} for id in sorted(set(op.ids))], consumer=op.consumer)
+        yield from tables.ask("forget_starts", _rows("id", sorted(set(op.ids))), consumer=op.consumer)
 
 
 def _read_offsets(op: ReadOffsets, tables: _Tables) -> Program[dict[str, int]]:
-    rows = [{"stream": place} for place in op.places]
-    found = (yield from tables.ask("places", rows, consumer=_OFFSETS + op.consumer)) if rows else ()
+    found: Rows = ()
+    if op.places:
+        found = yield from tables.ask("places", _rows("stream", op.places), consumer=_OFFSETS + op.consumer)
     return {row[0]: int(row[1]) for row in found}
 
 
@@ -298,7 +280,7 @@ def _redrive(op: RedriveLetters, tables: _Tables) -> Program[int]:
         letters = list((yield from _choose(op, tables)))
         if not letters:
             return 0
-        streams = [{"stream": stream} for stream in sorted({row[2] for row in letters} - {""})]
+        streams = _rows("stream", sorted({row[2] for row in letters} - {""}))
         back = letters
         if streams:
             if tables.dialect != "sqlite":  # it has one writer
@@ -311,7 +293,7 @@ def _redrive(op: RedriveLetters, tables: _Tables) -> Program[int]:
             back = [*letters, *(yield from tables.ask("staged"))]
         lanes = [{"position": row[0], "lane": lane_of(row[2], row[1])} for row in back]
         yield from tables.ask("return_letters", lanes)
-        yield from tables.ask("delete_letters", [{"position": row[0]} for row in back])
+        yield from tables.ask("delete_letters", _rows("position", (row[0] for row in back)))
         if streams:
             yield from tables.ask("unpark", streams)
         return len(letters)
@@ -324,8 +306,8 @@ def _purge(op: PurgeLetters, tables: _Tables) -> Program[int]:
         letters = yield from _choose(op, tables)
         if not letters:
             return 0
-        yield from tables.ask("delete_letters", [{"position": row[0]} for row in letters])
-        streams = [{"stream": stream} for stream in sorted({row[2] for row in letters} - {""})]
+        yield from tables.ask("delete_letters", _rows("position", (row[0] for row in letters)))
+        streams = _rows("stream", sorted({row[2] for row in letters} - {""}))
         if streams:
             yield from tables.ask("unpark", streams)
         for _, _, stream, sequence, origin in letters:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import itemgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from semel.core.messaging.messages import (
     MAX_STARTED_BYTES,
     LogOwned,
-    Message,
     OutboxMode,
     Outgoing,
     PassLog,
@@ -24,12 +24,11 @@ from semel.core.messaging.messages import (
     lane_of,
 )
 from semel.core.ops import Op
-from semel.errors import ConfigurationError, SemelError, StoreUnavailable
-from semel.sql.connections.errors import Contention
+from semel.errors import ConfigurationError, StoreUnavailable
+from semel.sql.connections.errors import Contention, sqlstate
 from semel.sql.outbox import outgoing, read_json, settle_messages
-from semel.sql.program import Program, Query, Rows, Statement, load_queries
+from semel.sql.program import Program, Rows, Statement, in_transaction, load_queries
 
-R = TypeVar("R")
 QUERIES: Final = load_queries(
     "semel.sql.dialects",
     "postgres_log.sql",
@@ -38,9 +37,11 @@ QUERIES: Final = load_queries(
     slot="'semel_outbox_' || (SELECT oid FROM pg_database WHERE datname = current_database())",
 )
 _IDLE: Final = 1024 * 1024
-"""The slot follows the database's log when so many bytes hold no message."""
+"""Move the slot forward when the database's log has this many bytes without a message."""
+_SLOT_TRIES: Final = 100
+"""How often a relay tries to use the slot while another one does, every 10 ms."""
+_SLOT_IN_USE: Final = "55006"
 _POSITION: Final = itemgetter(0)
-_BEGIN, _COMMIT, _ROLLBACK = (Query(word.lower(), word, True) for word in ("BEGIN", "COMMIT", "ROLLBACK"))
 
 
 def _take(op: TakeLog) -> Program[LogOwned]:
@@ -67,12 +68,10 @@ def _read(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
     found = yield from (_read_log(op) if op.mode == "log" else _read_wal(op))
     if not found:
         return found
-    streams = {each.message.stream for each in found}
+    streams = {each.stream for each in found}
     waiting = {row[0] for row in (yield QUERIES["waiting"](streams=list(streams - {""})))}
     if waiting:
-        return tuple(
-            Outgoing(each.position, each.message, each.starts, each.message.stream in waiting) for each in found
-        )
+        return tuple(replace(each, queued=each.stream in waiting) for each in found)
     return found
 
 
@@ -91,71 +90,76 @@ def _read_log(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
 
 
 def _in_order(rows: Rows) -> tuple[Outgoing, ...]:
-    return tuple(map(outgoing, sorted(rows, key=_POSITION)))
+    return outgoing(sorted(rows, key=_POSITION))
 
 
 def _read_wal(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
-    upto, messages, end = _decoded((yield QUERIES["peek"](most=3 * op.limit)))
+    upto, messages, end = _decoded((yield from _use_slot(QUERIES["peek"](most=3 * op.limit))))
     rows = yield QUERIES["note"](relay=op.relay, lease=op.lease, started=end)
     if not rows:
         return None
     passed, crashed = rows[0]
     # After a crash of the server, or if the last advance has failed, the slot shows again what was passed.
-    found = [(position, commit, message) for position, commit, message in messages if commit > passed]
+    found = [each for each, commit in messages if commit > passed]
     if found:
-        return tuple(Outgoing(position, message, int(position <= crashed)) for position, _, message in found)
+        return tuple(replace(each, starts=1) if each.position <= crashed else each for each in found)
     if (end or upto) > passed + _IDLE:
         yield QUERIES["note"](relay=op.relay, lease=op.lease, started=end or upto)
         yield QUERIES["pass"](relay=op.relay, lease=op.lease, last=0, stays=False, next=None)
-    yield QUERIES["advance"](relay=op.relay)
+    yield from _use_slot(QUERIES["advance"](relay=op.relay))
     return ()
 
 
-def _decoded(rows: Rows) -> tuple[int, list[tuple[int, int, Message]], int]:
-    """What ``peek`` returned: where it stopped; position, commit and message of each; where the last commit ends."""
-    messages: list[tuple[int, int, Message]] = []
-    transaction: list[tuple[int, Message]] = []
+def _use_slot(statement: Statement) -> Program[Rows]:
+    """Run a statement on the slot, which only one session can use at a time.
+
+    The last statement of a relay that has lost the cursor may still be running. Wait for its end.
+    """
+    for _ in range(_SLOT_TRIES):
+        try:
+            return (yield statement)
+        except StoreUnavailable as error:
+            if error.__cause__ is None or sqlstate(error.__cause__) != _SLOT_IN_USE:
+                raise
+        yield QUERIES["pause"]()
+    return (yield statement)
+
+
+def _decoded(rows: Rows) -> tuple[int, list[tuple[Outgoing, int]], int]:
+    """What ``peek`` returned: where it stopped; each message and its commit; where the last commit ends."""
+    messages: list[tuple[Outgoing, int]] = []
+    transaction: list[Outgoing] = []
     end = 0
     for packed in [bytes(data) for _, data in rows if data is not None]:
         if packed[0] == 67:  # C: flags, place, end, time
             end = int.from_bytes(packed[10:18], "big")
-            messages += [(position, end, message) for position, message in transaction]
+            messages += [(each, end) for each in transaction]
             transaction = []
         else:  # M: flags, position, prefix and a zero, length, content
-            transaction.append((int.from_bytes(packed[2:10], "big"), _unpacked(packed[27:])))
+            transaction.append(_unpacked(packed[27:], int.from_bytes(packed[2:10], "big")))
     return rows[0][0], messages, end
 
 
-def _unpacked(content: bytes) -> Message:
+def _unpacked(content: bytes, position: int) -> Outgoing:
     """The message that ``semel_add`` has written."""
     head, _, data = content.partition(b"\n")
     id, type, source, destination, stream, sequence, subject, content_type, created, headers = read_json(head.decode())[
         0
     ]
-    return Message(
-        id, type, data, source, destination, stream, sequence, subject, content_type, created, read_json(headers)[0]
-    )
+    return Outgoing(
+        id, type, data, source, destination, stream, sequence, subject, content_type, created, read_json(headers)[0],
+        position=position,
+    )  # fmt: skip
 
 
 def _pass(op: PassLog) -> Program[bool]:
     if op.moved:
-        owned = yield from _in_transaction(_move(op))
+        owned = yield from in_transaction(_move(op))
     else:
         owned = bool((yield _passed(op)))
     if owned and op.mode == "wal":  # not before the commit: what has moved must be in the queue
-        yield QUERIES["advance"](relay=op.relay)
+        yield from _use_slot(QUERIES["advance"](relay=op.relay))
     return owned
-
-
-def _in_transaction(program: Program[R]) -> Program[R]:
-    yield _BEGIN()
-    try:
-        result = yield from program
-        yield _COMMIT()
-    except SemelError:
-        yield _ROLLBACK()
-        raise
-    return result
 
 
 def _move(op: PassLog) -> Program[bool]:
@@ -167,7 +171,7 @@ def _move(op: PassLog) -> Program[bool]:
         op.mode == "wal" or rows[0][0] == op.last
     ):  # otherwise it is done already, and this is a repeat
         positions = yield from _move_messages(op.relay, op.moved)
-        queued = {each.position: positions.get(each.message.id, 0) for each in op.moved}
+        queued = {each.position: positions.get(each.id, 0) for each in op.moved}
         yield from settle_messages(op.relay, (), op.failed, op.dead, queued.__getitem__)
     return bool((yield _passed(op)))
 
@@ -180,15 +184,14 @@ def _passed(op: PassLog) -> Statement:
 
 def _move_messages(relay: bytes, moved: Sequence[Outgoing]) -> Program[dict[str, int]]:
     """Move messages to the queue. Returns their positions there, by their ids."""
-    messages = [each.message for each in moved]
     rows = yield QUERIES["move"](
         relay=relay,
         starts=[each.starts for each in moved],
-        lanes=[lane_of(one.stream, one.id) for one in messages],
-        createds=[one.time for one in messages],
-        headers=[json.dumps(dict(one.headers)) for one in messages],
+        lanes=[lane_of(each.stream, each.id) for each in moved],
+        createds=[each.time for each in moved],
+        headers=[json.dumps(dict(each.headers)) for each in moved],
         **{
-            f"{name}s": [getattr(one, name) for one in messages]
+            f"{name}s": [getattr(each, name) for each in moved]
             for name in ("sequence", "id", "type", "source", "destination", "stream", "subject", "content_type", "data")
         },
     )
@@ -199,14 +202,14 @@ def _switch(op: SwitchMode) -> Program[None]:
     try:
         if op.mode == "wal":
             yield from _make_slot()
-        yield from _in_transaction(_switch_locked(op.mode))
+        yield from in_transaction(_switch_locked(op.mode))
     except Contention as error:
         raise StoreUnavailable(
             "a transaction that has added a message is still open, and others would wait behind this change, so it was "
             f"given up, and nothing was changed. Try again when that one has ended ({error})"
         ) from error.__cause__
-    if op.mode != "wal":
-        yield QUERIES["drop_slot"]()
+    if op.mode != "wal":  # a slot that nobody reads would fill the disk
+        yield from _use_slot(QUERIES["drop_slot"]())
 
 
 def _make_slot() -> Program[None]:
@@ -219,7 +222,7 @@ def _make_slot() -> Program[None]:
     if not (yield QUERIES["publication"]()):
         yield QUERIES["create_publication"]()
     if lost:
-        yield QUERIES["drop_slot"]()
+        yield from _use_slot(QUERIES["drop_slot"]())
     if lost or slot is None:
         yield QUERIES["create_slot"]()
         yield QUERIES["forget"]()
@@ -235,8 +238,7 @@ def _switch_locked(mode: OutboxMode) -> Program[None]:
     if now == "wal" and slot is not None and not lost:
         # What was not read yet moves to the queue, as semel_switch does with the log.
         _, messages, _ = _decoded((yield QUERIES["peek"](most=None)))
-        left = [Outgoing(position, message, 0) for position, commit, message in messages if commit > passed]
-        yield from _move_messages(b"", left)
+        yield from _move_messages(b"", [each for each, commit in messages if commit > passed])
     yield QUERIES["switch"](mode=mode)
 
 

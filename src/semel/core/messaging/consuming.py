@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import takewhile
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from semel.core.call import Pause, Raised, describe_error
 from semel.core.lineage import read_metadata
@@ -55,20 +55,19 @@ OUTAGE_PAUSE_LONGEST: Final = 30.0
 LONGEST_REASON: Final = 2000
 
 
-class Delivered(Protocol):
-    """A message as a broker delivered it. See ``Delivery`` in ``messaging/ports.py``."""
+@value
+class Delivery:
+    """A message as a broker delivered it."""
 
-    @property
-    def message(self) -> Message: ...
-
-    @property
-    def starts(self) -> int: ...
-
-    @property
-    def place(self) -> str: ...
-
-    @property
-    def offset(self) -> int: ...
+    message: Message
+    starts: int
+    """How many times it was delivered, this time included; 0 if the broker does not count."""
+    handle: Any
+    """What the adapter needs to acknowledge it."""
+    place: str = ""
+    """The part of a log that it stands in, such as a partition; empty if the source does not seek."""
+    offset: int = 0
+    """Where it stands there. Messages of one place are delivered in the order of their offsets."""
 
 
 @value
@@ -83,14 +82,14 @@ class Receive:
 class Acknowledge:
     """Tell the broker that these are done."""
 
-    deliveries: tuple[Any, ...]
+    deliveries: tuple[Delivery, ...]
 
 
 @value
 class Postpone:
     """Have the message delivered again later."""
 
-    delivery: Any
+    delivery: Delivery
     seconds: float
 
 
@@ -159,7 +158,7 @@ class ConsumerPlan:
     """A random number from 0 to 1."""
     hook: events.EventHook
     watched: bool = False
-    """Whether somebody wants to know of each message. Only problems are told otherwise."""
+    """Whether a hook of the user hears of each message. Otherwise only problems are reported."""
     in_batches: bool = False
     """Whether the handler takes many messages at once."""
     stores_offsets: bool = False
@@ -169,8 +168,8 @@ class ConsumerPlan:
     def run(
         self, stopping: Callable[[], bool], report: ConsumerReport, until_idle: float | None = None
     ) -> ConsumerFlow:
-        """Apply messages until ``stopping``; with ``until_idle``, until none arrives for so many seconds, or the broker
-        or the database is down.
+        """Apply messages until ``stopping``; with ``until_idle``, until none arrives for that many seconds, or the
+        broker or the database is down.
         """
         return _Consumption(self, stopping, report).flow(until_idle)
 
@@ -250,13 +249,13 @@ class _Outage(Exception):
 
 
 class _Consumption:
-    """One life of a consumer."""
+    """One run of a consumer."""
 
     def __init__(self, plan: ConsumerPlan, stopping: Callable[[], bool], report: ConsumerReport) -> None:
         self._plan = plan
         self._stopping = stopping
         self._report = report
-        self._done: list[Delivered] = []
+        self._done: list[Delivery] = []
         """What is applied, and not yet acknowledged."""
         self._counted: set[str] = set()
         """The messages in hand of which the store has counted something."""
@@ -288,7 +287,7 @@ class _Consumption:
             raise _Outage(answer.error)
         return answer
 
-    def _handle(self, deliveries: Sequence[Delivered]) -> ConsumerFlow:
+    def _handle(self, deliveries: Sequence[Delivery]) -> ConsumerFlow:
         left = deque(deliveries)
         try:
             yield from self._handle_all(left)
@@ -300,7 +299,7 @@ class _Consumption:
             yield from self._acknowledge()
             raise
 
-    def _handle_all(self, left: deque[Delivered]) -> ConsumerFlow:
+    def _handle_all(self, left: deque[Delivery]) -> ConsumerFlow:
         """Handle the deliveries. Each is removed when it is applied, given up or postponed."""
         plan = self._plan
         self._acknowledge_at = plan.clock() + ACKNOWLEDGE_EVERY
@@ -347,7 +346,7 @@ class _Consumption:
             self._counted -= forgotten
             yield ForgetStarts(self._plan.consumer, tuple(sorted(forgotten)))
 
-    def _delivered_before(self, deliveries: Collection[Delivered]) -> Generator[Request, Any, set[str]]:
+    def _delivered_before(self, deliveries: Collection[Delivery]) -> Generator[Request, Any, set[str]]:
         """Return the ids of the messages that may have killed their consumer before."""
         if self._plan.counts_starts:
             return {each.message.id for each in deliveries if each.starts > 1}
@@ -356,7 +355,7 @@ class _Consumption:
         self._counted.update(ids)
         return set(seen)
 
-    def _handle_one(self, delivery: Delivered, repeated: set[str]) -> Generator[Request, Any, float | None]:
+    def _handle_one(self, delivery: Delivery, repeated: set[str]) -> Generator[Request, Any, float | None]:
         """Apply a message, or give it up. Returns None if it is done, or in how many seconds it is to come again."""
         plan, report = self._plan, self._report
         message, problem = identify(delivery.message)
@@ -394,17 +393,17 @@ class _Consumption:
         plan.hook(events.ApplyFailed(message.type, "", message.id, message.stream, reason, starts))
         return plan.jitter() * min(plan.longest_pause, plan.pause * 2.0 ** min(starts - 1, 30))
 
-    def _line(self, delivery: Delivered) -> str:
+    def _line(self, delivery: Delivery) -> str:
         """The stream or the place in which messages wait for each other."""
         plan = self._plan
         return delivery.place if plan.stores_offsets else delivery.message.stream if plan.ordered else ""
 
-    def _is_fresh(self, delivery: Delivered, repeated: Collection[str], waits: Collection[str]) -> bool:
+    def _is_fresh(self, delivery: Delivery, repeated: Collection[str], waits: Collection[str]) -> bool:
         """Whether the message may be applied together with others."""
         message, line = delivery.message, self._line(delivery)
         return not (line and line in waits) and message.id not in repeated and not identify(message)[1]
 
-    def _apply(self, deliveries: tuple[Delivered, ...]) -> Generator[Request, Any, MisplacedMessage | Raised | None]:
+    def _apply(self, deliveries: tuple[Delivery, ...]) -> Generator[Request, Any, MisplacedMessage | Raised | None]:
         """Apply messages together. Returns None if they are applied, or why none of them is."""
         plan, report = self._plan, self._report
         began = plan.clock()
@@ -416,15 +415,15 @@ class _Consumption:
         for message, answer in zip(messages, answers, strict=True):
             if isinstance(answer, AppliedMessage):
                 report.applied += 1
-                self._tell(events.AppliedEvent, message, began)
+                self._report_each(events.AppliedEvent, message, began)
                 if answer.missing:
                     plan.hook(events.StreamGap(message.type, "", message.id, message.stream, answer.missing))
             else:
                 report.repeated += 1
-                self._tell(events.Skipped, message, began)
+                self._report_each(events.Skipped, message, began)
         return None
 
-    def _tell(self, event: type[events.AppliedEvent | events.Skipped], message: Message, began: float) -> None:
+    def _report_each(self, event: type[events.AppliedEvent | events.Skipped], message: Message, began: float) -> None:
         plan = self._plan
         if plan.watched:
             seconds, lineage = plan.clock() - began, read_metadata(message.headers)

@@ -33,7 +33,7 @@ from semel.core.values import value
 from semel.errors import ConfigurationError
 
 LANES: Final = 64
-"""How many lanes there are. At most so many relays can share the work of one database."""
+"""The number of lanes, and so the largest number of relays that can share the work of one database."""
 OUTBOX: Final = b"semel.outbox"
 """What a relay waits for with ``store.wait``: who adds a message notifies the waiters of this id."""
 MAX_NAME: Final = 255
@@ -44,7 +44,7 @@ _MOST_HEADER_BYTES: Final = 4 * MAX_HEADERS + 16 * 1024
 """No message that was checked has more bytes of headers and attributes."""
 
 MAX_STARTED_BYTES: Final = 8 * 1024 * 1024
-"""A relay takes no further message when those that it has taken have so many bytes of data."""
+"""A relay takes no further message once the data of its batch has this many bytes."""
 
 _MOST_REDRIVES: Final = 1_000_000
 """A column holds it."""
@@ -235,13 +235,12 @@ def _timestamp(text: str) -> float:
 
 
 @value
-class Outgoing:
+class Outgoing(Message):
     """A message in the outbox that a relay is to send."""
 
-    position: int
+    position: int = 0
     """Where it stands in the outbox. Identifies the row."""
-    message: Message
-    starts: int
+    starts: int = 0
     """How many attempts to send it have begun and failed, or ended with the death of their relay."""
     queued: bool = False
     """It is in a log, and earlier messages of its stream wait in the queue: it must follow them there."""
@@ -604,7 +603,7 @@ class LetterFilter:
     reason: str = ""
     """A part of the reason."""
     older: float = 0.0
-    """Dead for at least so many seconds."""
+    """Dead for at least this number of seconds."""
 
 
 @value

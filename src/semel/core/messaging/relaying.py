@@ -55,12 +55,12 @@ POLL_FIRST: Final = 0.005
 POLL_LONGEST: Final = 1.0
 """Seconds between two looks into an empty outbox. They double, until a message or a wake-up comes."""
 BALANCE_EVERY: Final = 2.0
-"""A relay joins again after so many seconds, or after a third of its lease, to take lanes that were left."""
+"""A relay joins again after this many seconds, or after a third of its lease, to take lanes that other relays left."""
 RESCAN_EVERY: Final = 0.25
-"""A relay that reads on from its last batch starts from the beginning again after so many seconds: a transaction may
-have committed late, with a position below."""
+"""A relay reads on from its last batch, but starts from the beginning after this many seconds: a transaction with a
+lower position may have committed late."""
 LOG_BATCHES: Final = 4
-"""A batch of the log is so many times larger than one of the queue: nothing is deleted, so settling costs little."""
+"""How many times larger a batch of the log is than one of the queue. Nothing is deleted, so settling costs little."""
 MOST_RETAINED: Final = 1 << 30
 """A relay warns when the database keeps more bytes of its own log for the outbox."""
 SUSPECT: Final = 2
@@ -83,7 +83,6 @@ message and all that follow go to the dead letters (``park``); only the message 
 """
 POISON: Final = ("block", "park", "skip")
 _POSITION: Final = attrgetter("position")
-_MESSAGE: Final = attrgetter("message")
 _NONE: Final[tuple[Outgoing, ...]] = ()
 
 
@@ -100,7 +99,7 @@ class Publish:
 
 @value
 class Rest:
-    """Wait until there may be messages, or until the relay is to stop, for at most so many seconds. The answer is
+    """Wait until there may be messages, or until the relay is to stop, for at most ``seconds``. The answer is
     whether something ended the rest early."""
 
     seconds: float
@@ -391,7 +390,7 @@ class _Run:
         if not read_on and not self._outages:  # the usual case, in a hurry
             most = light(plan.largest)
             for each in found:
-                if each.starts or each.queued or len(each.message.data) > most:
+                if each.starts or each.queued or len(each.data) > most:
                     break
             else:
                 return list(found), [], {}
@@ -404,31 +403,31 @@ class _Run:
         # Those who were in the batch of a killer are innocent until they have been sent alone.
         most = max(plan.tries, SUSPECT + 1)
         for each in found:
-            message, stream = each.message, each.message.stream
+            stream = each.stream
             if stream:
                 if stream in ended:
                     continue
-                if read_on and message.sequence != last.get(stream, self._sequences.get(stream, 0)) + 1:
+                if read_on and each.sequence != last.get(stream, self._sequences.get(stream, 0)) + 1:
                     # A message of this stream may stand below: one that was put off, or whose commit came late.
                     ended.add(stream)
                     self._read_on = 0
                     continue
-                last[stream] = message.sequence
-            outage = self._outages.get(message.destination)
+                last[stream] = each.sequence
+            outage = self._outages.get(each.destination)
             if log and (each.queued or each.starts):
                 pass  # it moves to the queue, and is judged there
-            elif outage and (outage.probe_at > plan.clock() or message.destination in probed):
+            elif outage and (outage.probe_at > plan.clock() or each.destination in probed):
                 unsent[each.position] = DestinationDown(outage.reason)
             elif each.starts >= most and (plan.policy(stream) != "block" or (each.starts - most) % 2 == 0):
                 # It has killed relays. If it blocks its stream, it rests at every other start, so that they live.
                 unsent[each.position] = Refused(f"{each.starts} attempts have failed, or have killed the relay")
-            elif oversize(message, plan.largest):
+            elif oversize(each, plan.largest):
                 unsent[each.position] = Refused(f"it is larger than the {plan.largest} bytes that the broker takes")
             elif each.starts >= SUSPECT and len(found) > 1:
                 suspects.append(each)
             else:
                 ready.append(each)
-                probed.add(message.destination)
+                probed.add(each.destination)
                 continue
             if stream:
                 ended.add(stream)
@@ -448,7 +447,7 @@ class _Run:
         results: dict[int, Result] = {}
         streams: dict[str | int, list[Outgoing]] = {}
         for each in ready:
-            streams.setdefault(each.message.stream or each.position, []).append(each)
+            streams.setdefault(each.stream or each.position, []).append(each)
         lines = list(streams.values())
         depth = 0
         while lines and self._plan.clock() < deadline:
@@ -468,7 +467,7 @@ class _Run:
     def _hand_over(
         self, wave: list[Outgoing], deadline: float, ahead: ReadLog | None = None
     ) -> Generator[Any, Any, list[Result]]:
-        messages = tuple(map(_MESSAGE, wave))
+        messages = tuple(wave)
         answers: list[Result]
         if ahead is None:
             answers = yield Publish(messages, deadline)
@@ -481,7 +480,7 @@ class _Run:
         """Remember how far each stream is."""
         if len(self._sequences) > REMEMBERED:
             self._sequences.clear()
-        self._sequences.update([(each.message.stream, each.message.sequence) for each in sent])
+        self._sequences.update([(each.stream, each.sequence) for each in sent])
 
     def _judge(
         self, found: tuple[Outgoing, ...], results: dict[int, Result]
@@ -496,12 +495,12 @@ class _Run:
         if len(sequences) > REMEMBERED:
             sequences.clear()
         for each in found:
-            message, stream = each.message, each.message.stream
+            stream = each.stream
             result = results.get(each.position)
             if isinstance(result, Sent):
                 sent.append(each.position)
                 if stream and stream not in ended:
-                    sequences[stream] = message.sequence
+                    sequences[stream] = each.sequence
                 continue
             if stream:
                 if stream in ended:
@@ -511,7 +510,7 @@ class _Run:
             if result is None or isinstance(result, BrokerDown):
                 continue
             if isinstance(result, DestinationDown):
-                if outage := self._outages.get(message.destination):  # else it is up again
+                if outage := self._outages.get(each.destination):  # else it is up again
                     after = max(outage.probe_at - self._plan.clock(), SHORTEST_PAUSE)
                     failed.append(Failure(each.position, result.reason, after, counts=False))
                 continue
@@ -525,10 +524,10 @@ class _Run:
         return SettleMessages(self._relay, tuple(sent), tuple(failed), tuple(dead)), reports
 
     def _judge_failure(self, each: Outgoing, result: TryAgain | Refused) -> tuple[Failure | DeadLetter, events.Event]:
-        plan, message, reason = self._plan, each.message, result.reason
+        plan, reason = self._plan, result.reason
         starts = each.starts + 1
-        about = (message.type, "", message.id, message.stream, reason)
-        policy = plan.policy(message.stream)
+        about = (each.type, "", each.id, each.stream, reason)
+        policy = plan.policy(each.stream)
         if isinstance(result, TryAgain) and starts < plan.tries:
             if result.after is None:
                 after = min(plan.longest_pause, plan.pause * (1 << min(each.starts, 32))) * plan.jitter()
@@ -537,7 +536,7 @@ class _Run:
             self._report.failed += 1
             return Failure(each.position, reason, max(after, SHORTEST_PAUSE)), events.PublishFailed(*about, starts)
         if policy != "block":
-            park = policy == "park" and bool(message.stream)
+            park = policy == "park" and bool(each.stream)
             return DeadLetter(each.position, reason, park), events.PublishGivenUp(*about, starts)
         self._report.blocked += 1
         event: events.Event = events.PublishFailed(*about, starts)
@@ -613,7 +612,7 @@ class _Run:
         found: dict[str, list[Result]] = {}
         for each in ready:
             if (result := results.get(each.position)) and not isinstance(result, BrokerDown):
-                found.setdefault(each.message.destination, []).append(result)
+                found.setdefault(each.destination, []).append(result)
         for destination, answers in found.items():
             kinds = DestinationDown | TryAgain if late else DestinationDown
             reasons = [answer.reason for answer in answers if isinstance(answer, kinds)]

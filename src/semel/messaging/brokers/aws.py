@@ -14,15 +14,16 @@ import json
 import re
 import threading
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from semel.core.messaging.messages import Message, attributes, size_of
+from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError
 from semel.messaging.brokers.options import only_options
-from semel.messaging.ports import BrokerDown, Refused, Result, Sent, TryAgain
+from semel.messaging.ports import BrokerDown, Capabilities, Refused, Result, Sent, TryAgain
 from semel.stores.settings import require
 
 LARGEST: Final = 190_000
@@ -32,6 +33,8 @@ AT_ONCE: Final = 10
 MOST_BYTES: Final = 256 * 1024
 CALLS: Final = 8
 """How many calls one ``publish`` makes at the same time."""
+TIMEOUT: Final = 10.0
+CONNECT_TIMEOUT: Final = 3.0
 DEDUP_WINDOW: Final = 300.0
 """Of FIFO queues and topics."""
 _REST: Final = "semel"
@@ -108,55 +111,107 @@ def result_of(error: Exception) -> Result:
     return BrokerDown(reason)
 
 
-async def publish_in_batches(
-    messages: Sequence[Message],
-    deadline: float,
-    default: str,
-    check: Callable[[Message, str], Refused | None],
-    send: Callable[[str, Sequence[Message]], Any],
-) -> Sequence[Result]:
-    """Publish by calls with ten messages each, several at the same time.
+class AWSBroker:
+    """What publishing to SQS and to SNS have in common: calls with ten messages each, several at the same time."""
 
-    :param check: returns why a message cannot be sent to its destination, if so.
-    :param send: sends a batch to one destination, and returns a result for each message.
-    """
-    results: list[Result] = [TryAgain("not sent before the deadline")] * len(messages)
-    batches: list[tuple[str, list[int]]] = []
-    last: dict[str, tuple[list[int], int]] = {}
-    for at, message in enumerate(messages):
-        where = message.destination or default
-        if (refused := check(message, where)) is not None:
-            results[at] = refused
-            continue
-        size = wire_size(message)
-        batch, bytes_before = last.get(where, ([], 0))
-        if not batch or len(batch) == AT_ONCE or bytes_before + size > MOST_BYTES:
-            batch, bytes_before = [], 0
-            batches.append((where, batch))
-        batch.append(at)
-        last[where] = (batch, bytes_before + size)
-    calls = asyncio.Semaphore(CALLS)
+    def __init__(
+        self,
+        service: str,
+        body: str,
+        send: Callable[[str, Sequence[Mapping[str, Any]]], Awaitable[Mapping[str, Any] | Refused]],
+        region: str,
+        default: str,
+        fifo: bool | None,
+        endpoint: str | None,
+        largest: int,
+        timeout: Duration,
+        connect_timeout: Duration,
+    ) -> None:
+        """
+        :param body: what an entry of a batch calls the body of a message.
+        :param send: sends the entries of a batch to a queue or topic, and returns the answer. It may raise the errors
+            of botocore.
+        :param default: the queue or topic for messages without a destination.
+        """
+        limits = (seconds(timeout, "timeout"), seconds(connect_timeout, "connect_timeout"))
+        self._client = AWSClient(service, region, endpoint, *limits)
+        self._body = body
+        self._send = send
+        self._default = default
+        self._fifo = default.endswith(".fifo") if fifo is None else fifo
+        self.capabilities = Capabilities(
+            name=f"Amazon {service.upper()}",
+            ordered=self._fifo,
+            pipelines=False,  # of a batch, one message may fail and a later one of its group succeed
+            largest=largest,
+            dedup_window=DEDUP_WINDOW if self._fifo else 0.0,
+        )
 
-    async def publish(where: str, batch: list[int]) -> None:
-        async with calls:
-            if monotonic() >= deadline:
-                return
-            some = [messages[at] for at in batch]
-            try:
-                async with asyncio.timeout(deadline - monotonic()):
-                    found: Sequence[Result] = await send(where, some)
-            except TimeoutError:
-                found = [TryAgain("AWS did not answer before the deadline")] * len(some)
-            except aws_errors() as error:
-                found = [result_of(error)] * len(some)
-            for at, result in zip(batch, found, strict=True):
-                results[at] = result
+    async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
+        results: list[Result] = [TryAgain("not sent before the deadline")] * len(messages)
+        batches: list[tuple[str, list[int]]] = []
+        last: dict[str, tuple[list[int], int]] = {}
+        for at, message in enumerate(messages):
+            where = message.destination or self._default
+            if (refused := self._refuse(message, where)) is not None:
+                results[at] = refused
+                continue
+            size = wire_size(message)
+            batch, bytes_before = last.get(where, ([], 0))
+            if not batch or len(batch) == AT_ONCE or bytes_before + size > MOST_BYTES:
+                batch, bytes_before = [], 0
+                batches.append((where, batch))
+            batch.append(at)
+            last[where] = (batch, bytes_before + size)
+        calls = asyncio.Semaphore(CALLS)
 
-    await asyncio.gather(*(publish(where, batch) for where, batch in batches))
-    return results
+        async def publish(where: str, batch: list[int]) -> None:
+            async with calls:
+                if monotonic() < deadline:
+                    found = await self._send_in_time(where, [messages[at] for at in batch], deadline)
+                    for at, result in zip(batch, found, strict=True):
+                        results[at] = result
+
+        await asyncio.gather(*(publish(where, batch) for where, batch in batches))
+        return results
+
+    async def close(self) -> None:
+        self._client.close()
+
+    async def _send_in_time(self, where: str, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
+        try:
+            async with asyncio.timeout(deadline - monotonic()):
+                reply = await self._send(where, [self._entry(at, message) for at, message in enumerate(messages)])
+        except TimeoutError:
+            return [TryAgain("AWS did not answer before the deadline")] * len(messages)
+        except aws_errors() as error:
+            return [result_of(error)] * len(messages)
+        return [reply] * len(messages) if isinstance(reply, Refused) else _results(reply, len(messages))
+
+    def _entry(self, at: int, message: Message) -> dict[str, Any]:
+        body, found = encode(message)
+        entry = {"Id": str(at), self._body: body, "MessageAttributes": found}
+        if self._fifo:
+            # The group keeps the order. A repeat is dropped by the id.
+            entry["MessageGroupId"] = _fit(message.stream or message.id)
+            entry["MessageDeduplicationId"] = _fit(message.broker_id)
+        return entry
+
+    def _refuse(self, message: Message, where: str) -> Refused | None:
+        """Return why a message cannot be sent to a queue or topic, if so."""
+        fifo, largest = self._fifo, self.capabilities.largest
+        if not where:
+            return Refused("the message has no destination, and the relay no default: put the name into its URL")
+        if where.endswith(".fifo") != fifo:
+            return Refused(
+                f"this relay sends to {'' if fifo else 'no '}FIFO queues and topics{' only' if fifo else ''}"
+            )
+        if (size := size_of(attributes(message), message.data)) > largest or wire_size(message) > MOST_BYTES:
+            return Refused(f"the message is too large: it has {size} bytes, and the most is {largest}")
+        return None
 
 
-def results_of_batch(reply: Mapping[str, Any], count: int) -> Sequence[Result]:
+def _results(reply: Mapping[str, Any], count: int) -> Sequence[Result]:
     """Return the results of a call whose entries were numbered from 0 on."""
     results: list[Result] = [TryAgain("AWS did not say what became of it")] * count
     for entry in reply.get("Successful", ()):
@@ -165,22 +220,6 @@ def results_of_batch(reply: Mapping[str, Any], count: int) -> Sequence[Result]:
         reason = f"{entry.get('Code')}: {entry.get('Message', '')}"[:300]
         results[int(entry["Id"])] = Refused(reason) if entry.get("Code") in _UNFIT else TryAgain(reason)
     return results
-
-
-def refuses(message: Message, where: str, largest: int, fifo: bool) -> Refused | None:
-    """Return why a message cannot be sent to a queue or topic, if so."""
-    if not where:
-        return Refused("the message has no destination, and the relay no default: put the name into its URL")
-    if where.endswith(".fifo") != fifo:
-        return Refused(f"this relay sends to {'' if fifo else 'no '}FIFO queues and topics{' only' if fifo else ''}")
-    if (size := size_of(attributes(message), message.data)) > largest or wire_size(message) > MOST_BYTES:
-        return Refused(f"the message is too large: it has {size} bytes, and the most is {largest}")
-    return None
-
-
-def fifo_fields(message: Message) -> dict[str, str]:
-    """Return the group that keeps the order, and the id by which a repeat is dropped."""
-    return {"MessageGroupId": _fit(message.stream or message.id), "MessageDeduplicationId": _fit(message.broker_id)}
 
 
 def _fit(text: str) -> str:

@@ -347,8 +347,8 @@ class KafkaSource:
             "group.id": group,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
-            "error_cb": self._hear,
-            "on_commit": self._committed,
+            "error_cb": self._on_error,
+            "on_commit": self._on_commit,
         }
         self._consumer: Any = None
         self._early: list[Any] = []
@@ -440,7 +440,7 @@ class KafkaSource:
         if self._consumer is None:
             self._consumer = self._library.Consumer(self._settings, logger=_log)
             self._consumer.subscribe(
-                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
             )
         pause = self._resume()
         records, self._early = self._early[:limit], self._early[limit:]
@@ -499,14 +499,14 @@ class KafkaSource:
             while self._commits[awaited] is unanswered:
                 if time.monotonic() > until:
                     raise BrokerUnavailable("Kafka did not answer to an acknowledgement")
-                self._early += self._consumer.consume(1000, wait)  # this calls _committed
+                self._early += self._consumer.consume(1000, wait)  # this calls _on_commit
                 wait = min(2 * wait, SLICE)
             if (error := self._commits[awaited]) is not None:
                 raise self._library.KafkaException(error)
         except self._library.KafkaException as error:
             raise BrokerUnavailable(f"Kafka did not take the acknowledgement: {error.args[0].str()}") from error
 
-    def _committed(self, error: Any, positions: Sequence[Any]) -> None:
+    def _on_commit(self, error: Any, positions: Sequence[Any]) -> None:
         answered = frozenset((each.topic, each.partition, each.offset) for each in positions)
         if answered in self._commits:
             self._commits[answered] = error
@@ -536,11 +536,11 @@ class KafkaSource:
         with self._lock:
             self._partitions.clear()
 
-    def _hear(self, error: Any) -> None:
+    def _on_error(self, error: Any) -> None:
         if error.code() == self._library.KafkaError._ALL_BROKERS_DOWN:
             self._down = error.str()
 
-    def _assigned(self, consumer: Any, positions: Sequence[Any]) -> None:
+    def _on_assign(self, consumer: Any, positions: Sequence[Any]) -> None:
         self._forget_early(positions)
         if self._stored is not None and positions:
             positions = self._seek(consumer, positions, self._stored)
@@ -566,7 +566,7 @@ class KafkaSource:
         (consumer.incremental_assign if cooperative else consumer.assign)(positions)
         return positions
 
-    def _revoked(self, _consumer: Any, positions: Sequence[Any]) -> None:
+    def _on_revoke(self, _consumer: Any, positions: Sequence[Any]) -> None:
         """Another consumer gets these partitions. It begins with what was not acknowledged here."""
         with self._lock:
             for position in positions:

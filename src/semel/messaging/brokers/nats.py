@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -195,6 +195,7 @@ class NATSSource:
         ordered: bool = True,
         ack_wait: Duration = ACK_WAIT,
         max_ack_pending: int = 1000,
+        retention: Duration | None = None,
         connect_timeout: Duration = CONNECT_TIMEOUT,
         **options: Any,
     ) -> None:
@@ -204,8 +205,9 @@ class NATSSource:
         :param durable: the name of the consumer. It is created if need be, and begins with the oldest message.
         :param stream: the JetStream stream. By default the one that has the subject.
         :param ordered: have one message under way at a time, so that the order of every stream is kept.
-        :param ack_wait: after so many seconds without a sign of life of a process, its messages are delivered again.
+        :param ack_wait: how long a process may show no sign of life before its messages are delivered again.
         :param max_ack_pending: the most messages that are under way, if the source is not ordered.
+        :param retention: how long the JetStream stream keeps messages, so that an inbox that remembers less is refused.
         :param connect_timeout: how long it may take to connect.
         :param options: passed on to nats-py: ``user_credentials``, ``tls``, and so on.
         """
@@ -222,82 +224,99 @@ class NATSSource:
         self._max_ack_pending = 1 if ordered else max_ack_pending
         self._subscription: JetStreamContext.PullSubscription | None = None
         self._in_hand: dict[str, None] = {}
-        """Where each message that was delivered is acknowledged."""
+        """Where each message is acknowledged that was delivered, until JetStream knows what became of it."""
         self._fetched: list[Msg] = []
         """Messages that came beyond the limit of a call."""
+        self._left: list[str] = []
+        """Messages that the caller has let go of, and JetStream does not know that."""
+        self._owned_until = 0.0
+        """Until then, JetStream keeps them from other processes."""
         self._keeping: asyncio.Task[None] | None = None
         self.capabilities = Capabilities(
-            name="NATS JetStream", ordered=ordered, pipelines=False, largest=LARGEST, counts_starts=True
+            name="NATS JetStream",
+            ordered=ordered,
+            pipelines=False,
+            largest=LARGEST,
+            retention=None if retention is None else seconds(retention, "retention"),
+            counts_starts=True,
         )
 
     @classmethod
     def from_url(cls, url: str) -> Self:
         """Open ``nats://host:4222/subject?durable=billing``; further options: ``stream``, ``ordered``, ``ack_wait``,
-        ``max_ack_pending``, ``tls``.
+        ``max_ack_pending``, ``retention``, ``tls``.
         """
         known: dict[str, Callable[[str], Any]] = {
             "durable": str, "stream": str, "ordered": flag, "ack_wait": seconds, "max_ack_pending": number,
+            "retention": seconds,
         }  # fmt: skip
         servers, subject, options = _read_url(url, known)
         return cls(servers, subject=subject, **{"durable": "", **options})
 
     async def receive(self, limit: int, seconds: float) -> Sequence[Delivery]:
-        from nats import errors
-
-        subscription = await self._subscribe()
-        if not self._fetched:
-            wait = self._client.wait
-            try:
-                self._fetched = await wait(subscription.fetch(1, timeout=max(0.02, seconds)))
-                if limit > 1 and not self._ordered:  # not in one request: some servers wait for as many as it may bring
-                    self._fetched += await wait(subscription.fetch(limit - 1, timeout=0.02))
-            except TimeoutError:
-                pass
-            except errors.Error as error:
-                await self._client.close()
-                raise BrokerUnavailable(f"NATS did not deliver: {_why(error)}") from error
+        async with self._connected():
+            subscription = await self._subscribe()
+            if not self._held():
+                self._owned_until = monotonic() + self._ack_wait
+            if not self._fetched:
+                wait = self._client.wait
+                with contextlib.suppress(TimeoutError):
+                    self._fetched = await wait(subscription.fetch(1, timeout=max(0.02, seconds)))
+                    if limit > 1 and not self._ordered:  # some servers wait for as many as one request may bring
+                        self._fetched += await wait(subscription.fetch(limit - 1, timeout=0.02))
         some, self._fetched = self._fetched[:limit], self._fetched[limit:]
         self._in_hand |= dict.fromkeys(msg.reply for msg in some)
         return [_delivery(msg) for msg in some]
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
-        from nats import errors
-
-        try:
+        async with self._connected():
             connection = (await self._client.open())._nc
-            for delivery in deliveries:
-                self._in_hand.pop(delivery.handle, None)
             requests = (connection.request(each.handle, b"+ACK", timeout=ACK_TIMEOUT) for each in deliveries)
             await self._client.wait(asyncio.gather(*requests))
-        except (errors.Error, TimeoutError) as error:
-            await self._client.close()  # what is not acknowledged comes again
-            raise BrokerUnavailable(f"NATS did not confirm: {_why(error)}") from error
+        for delivery in deliveries:
+            self._in_hand.pop(delivery.handle, None)
 
     async def postpone(self, delivery: Delivery, seconds: float) -> None:
+        async with self._connected():
+            await self._tell([delivery.handle], b"-NAK " + json.dumps({"delay": max(1, int(seconds * 1e9))}).encode())
         self._in_hand.pop(delivery.handle, None)
-        await self._tell([delivery.handle], b"-NAK " + json.dumps({"delay": max(1, int(seconds * 1e9))}).encode())
 
     async def close(self) -> None:
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
             self._keeping = None
-        unfinished = [*self._in_hand, *(msg.reply for msg in self._fetched)]
-        if unfinished and not self._client.lost.is_set():
+        if not self._client.lost.is_set():
             with contextlib.suppress(BrokerUnavailable):  # then they come again after ``ack_wait``
-                await self._tell(unfinished, b"-NAK")
-        self._in_hand, self._fetched, self._subscription = {}, [], None
+                async with self._connected():
+                    await self._tell(self._held(), b"-NAK")
+        self._in_hand, self._fetched, self._left, self._subscription = {}, [], [], None
         await self._client.close()
 
-    async def _subscribe(self) -> JetStreamContext.PullSubscription:
+    def _held(self) -> list[str]:
+        return [*self._in_hand, *(msg.reply for msg in self._fetched)]
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncGenerator[None, None]:
+        """Raise BrokerUnavailable for an error of nats-py. The caller then lets go of all that it had."""
         from nats import errors
+
+        try:
+            yield
+        except (errors.Error, TimeoutError, BrokerUnavailable) as error:
+            self._left, self._in_hand, self._fetched = [*self._left, *self._held()], {}, []
+            await self._client.close()
+            if isinstance(error, BrokerUnavailable):
+                raise
+            raise BrokerUnavailable(f"NATS did not answer: {_why(error)}") from error
+
+    async def _subscribe(self) -> JetStreamContext.PullSubscription:
         from nats.js import api
         from nats.js.errors import NotFoundError
 
         jetstream = await self._client.open()
         if self._subscription is not None and self._subscription._js is jetstream:
             return self._subscription
-        self._in_hand, self._fetched = {}, []  # they come again
         config = api.ConsumerConfig(
             ack_policy=api.AckPolicy.EXPLICIT, ack_wait=self._ack_wait, max_ack_pending=self._max_ack_pending
         )
@@ -307,14 +326,16 @@ class NATSSource:
             info = await wait(subscription.consumer_info())
         except NotFoundError as error:
             raise ConfigurationError(f"no JetStream stream has the subject {self._subject!r}: create one") from error
-        except (errors.Error, TimeoutError) as error:
-            raise BrokerUnavailable(f"JetStream does not answer: {_why(error)}") from error
         if self._ordered and info.config.max_ack_pending != 1:
             raise ConfigurationError(
                 f"the consumer {self._durable!r} exists and lets {info.config.max_ack_pending} messages be under way: "
                 "it keeps no order: use another durable name, or ordered=False"
             )
-        self._subscription = subscription
+        # They would come again after ``ack_wait``. An ordered source would stand still until then. When that time is
+        # over, another process may have them.
+        if monotonic() < self._owned_until:
+            await self._tell(self._left, b"-NAK")
+        self._left, self._subscription = [], subscription
         if self._keeping is None:
             self._keeping = asyncio.create_task(self._keep_alive(), name="semel-nats")
         return subscription
@@ -329,10 +350,11 @@ class NATSSource:
 
         while True:
             await asyncio.sleep(self._ack_wait / 3)
-            held = [*self._in_hand, *(msg.reply for msg in self._fetched)]
-            if held and not self._client.lost.is_set():
+            renewed = monotonic()
+            if (held := self._held()) and not self._client.lost.is_set():
                 with contextlib.suppress(BrokerUnavailable, errors.Error):
                     await self._send(held, b"+WPI")
+                    self._owned_until = renewed + self._ack_wait
 
     async def _send(self, handles: Iterable[str], what: bytes) -> NATS:
         connection: NATS = (await self._client.open())._nc
@@ -340,15 +362,11 @@ class NATSSource:
             await connection.publish(handle, what)
         return connection
 
-    async def _tell(self, handles: Iterable[str], what: bytes) -> None:
-        from nats import errors
-
-        try:
+    async def _tell(self, handles: Collection[str], what: bytes) -> None:
+        """Send it, and wait until the server has read it."""
+        if handles:
             connection = await self._send(handles, what)
             await self._client.wait(connection.flush(ACK_TIMEOUT))
-        except (errors.Error, TimeoutError) as error:
-            await self._client.close()
-            raise BrokerUnavailable(f"NATS did not answer: {_why(error)}") from error
 
 
 def _delivery(msg: Msg) -> Delivery:

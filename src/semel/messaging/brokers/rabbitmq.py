@@ -215,7 +215,7 @@ class RabbitMQSource:
         :param ordered: be the only consumer of the queue, so that the order of every stream is kept. Others wait until
             this one is gone. A quorum queue needs ``x-single-active-consumer`` for that. With False, all consumers
             share the work.
-        :param prefetch: so many messages may be received and not acknowledged, those that are postponed included.
+        :param prefetch: the most messages that may be received and not acknowledged, including postponed ones.
         """
         self._library = require("aio_pika", "rabbitmq", "aio-pika")
         if not queue:
@@ -291,9 +291,12 @@ class RabbitMQSource:
         if ticket.channel is not self._channel or ticket.tag not in self._held:
             return  # the connection was lost, and the message has come back to the queue
         self._held.discard(ticket.tag)
-        line = _line(delivery)
-        self._due[line] = max(self._due.get(line, 0.0), time.monotonic() + seconds)
-        again = Delivery(delivery.message, delivery.starts and delivery.starts + 1, ticket)
+        line, now = _line(delivery), time.monotonic()
+        due = self._due.get(line, 0.0)
+        # What follows a postponed message was not tried, so it does not count as a start.
+        counts = delivery.starts > 0 and due <= now
+        self._due[line] = max(due, now + seconds)
+        again = Delivery(delivery.message, delivery.starts + counts, ticket)
         insort(self._buffer, (ticket.tag, again), key=lambda each: each[0])
         self._arrived.set()
 
@@ -315,22 +318,22 @@ class RabbitMQSource:
             channel = await self._connection.channel(publisher_confirms=False)
             await channel.set_qos(self._prefetch)
             wire = await channel.get_underlay_channel()
-            wire.on_consumer_cancel_callbacks.add(self._cancelled)
+            wire.on_consumer_cancel_callbacks.add(self._on_cancel)
             self._channel = channel
             queue = await channel.get_queue(self._queue, ensure=False)
             try:
-                await queue.consume(self._hear, exclusive=exclusive)
+                await queue.consume(self._on_message, exclusive=exclusive)
             except self._library.exceptions.ChannelClosed as error:
                 self._channel = None
                 if "exclusive" not in str(error):
                     raise
 
-    async def _cancelled(self, _frame: Any) -> None:
+    async def _on_cancel(self, _frame: Any) -> None:
         """RabbitMQ has ended the consumer, because the queue was deleted, or its node has stopped."""
         self._lost = True
         self._arrived.set()
 
-    async def _hear(self, incoming: Any) -> None:
+    async def _on_message(self, incoming: Any) -> None:
         headers: Mapping[str, Any] = incoming.headers
         starts = 1 + int(headers.get("x-delivery-count", 0)) if self.capabilities.counts_starts else 0
         texts = {"ce-id": incoming.message_id or "", "content-type": incoming.content_type or ""}

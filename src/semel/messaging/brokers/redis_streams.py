@@ -1,6 +1,6 @@
 """Redis Streams: an entry's fields are the attributes of the message and ``data``. Needs ``semel[redis]``, Redis 7.
 
-The connections are those of the Redis store, so single servers, sentinels and clusters work, with the same URLs.
+It connects in the same way as the Redis store, so single servers, sentinels and clusters work, with the same URLs.
 
 Every batch is one transaction for each Redis stream (MULTI, EXEC), so all of it is stored, or nothing. If the answer
 is lost, nobody knows which, and the whole batch is sent again: messages may be stored twice, but in their order.
@@ -40,7 +40,7 @@ LARGEST: Final = 4 << 20
 """Redis takes up to 512 MB, but all of it must fit in its memory."""
 TAKEOVER: Final = 30.0
 MOST_WAITING: Final = 10_000
-"""So many messages wait behind postponed ones of their streams, at most. Then no new ones are read."""
+"""The most messages that wait behind postponed ones of their streams. Then no new ones are read."""
 _DATA: Final = b"data"
 _DOWN: Final = frozenset({"OOM", "MISCONF", "NOREPLICAS", "NOAUTH", "WRONGPASS"})
 """Error replies that every message gets."""
@@ -63,8 +63,8 @@ class RedisStreamsBroker:
         :param url: same as for ``RedisStore``. With ``wait_replicas`` or ``wait_aof``, a message is sent when
             these have it.
         :param stream: the key of the Redis stream for messages without a destination.
-        :param max_length: trim every stream to about so many entries. **Entries that no consumer has read are lost,
-            too.**
+        :param max_length: trim every stream to about this number of entries. **Entries that no consumer has read are
+            lost, too.**
         :param largest: the most bytes that a message may have.
         :param timeout: how long the server may take to reply.
         :param connect_timeout: how long it may take to connect.
@@ -180,7 +180,7 @@ class RedisStreamsSource:
             continues at once with what it had not finished. Defaults to a new name.
         :param ordered: read alone, so that the order of every message stream is kept. With False, all consumers of the
             group share the work.
-        :param takeover: after so many seconds without a sign of life of a consumer, others take over its messages.
+        :param takeover: how long a consumer may show no sign of life before others take over its messages.
         :param delete: delete entries that are acknowledged, too. Only if no other group reads the stream.
         :param timeout: how long the server may take to reply.
         :param connect_timeout: how long it may take to connect.
@@ -410,7 +410,7 @@ class RedisStreamsSource:
         return True
 
     async def _as_reader(self, lease: float, *read: Any) -> list[Any] | None:
-        """Be the reader for so many seconds, and read as well. Returns None if another consumer is the reader."""
+        """Be the reader for ``lease`` seconds, and read as well. Returns None if another consumer is the reader."""
         asked_at = monotonic()
         names = (self._stream, self._reader_key, self._consumer, int(lease * 1000), *read)
         reply: list[Any] | None = await self._ask(b"EVALSHA", _reader_script().sha, 2, *names, script=_reader_script())
@@ -426,7 +426,7 @@ class RedisStreamsSource:
             self._lines[id], self._due[id] = [(_entry_id(id), starts + 1)], 0.0
 
     async def _claim(self, idle: float) -> list[bytes]:
-        """Become the owner of all entries that were idle for so long, and return their ids."""
+        """Become the owner of all entries that were idle for ``idle`` seconds, and return their ids."""
         found: list[bytes] = []
         cursor = b"0-0"
         while True:
@@ -490,12 +490,10 @@ class _Servers:
             url, prefix=None, connections=1, timeout=timeout, connect_timeout=connect_timeout, retry_for=0.0,
             wait_replicas=None, wait_aof=None, wait_timeout=None,
         )  # fmt: skip
-        replicas, milliseconds = self.settings.wait_replicas, self.settings.wait_ms
-        aof = (b"WAITAOF", 1, replicas, milliseconds)
-        self.wait = RedisCommand(aof if self.settings.wait_aof else (b"WAIT", replicas, milliseconds))
-        self.confirms = bool(replicas or self.settings.wait_aof)
+        self.wait = RedisCommand(self.settings.wait_command)
+        self.confirms = bool(self.settings.wait_replicas or self.settings.wait_aof)
         """Whether a write is to be confirmed by replicas, or by the disk."""
-        self._servers = AsyncServers(self.settings, self.wait, assess_risks=assess_risks)
+        self._servers = AsyncServers(self.settings, assess_risks=assess_risks)
 
     def confirmed(self, reply: Any) -> bool:
         """Whether the reply to ``wait`` confirms the writes before it."""

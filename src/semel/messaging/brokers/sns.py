@@ -6,31 +6,17 @@ every stream in the FIFO queues that subscribe to it. ``aws.py`` says how a mess
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
-from semel.core.messaging.messages import Message
-from semel.core.policy import Duration, seconds
-from semel.messaging.brokers.aws import (
-    DEDUP_WINDOW,
-    LARGEST,
-    AWSClient,
-    encode,
-    fifo_fields,
-    publish_in_batches,
-    read_aws_url,
-    refuses,
-    results_of_batch,
-)
+from semel.core.policy import Duration
+from semel.messaging.brokers.aws import CONNECT_TIMEOUT, LARGEST, TIMEOUT, AWSBroker, read_aws_url
 from semel.messaging.brokers.options import flag, number
-from semel.messaging.ports import Capabilities, Refused, Result
-
-TIMEOUT: Final = 10.0
-CONNECT_TIMEOUT: Final = 3.0
+from semel.messaging.ports import Refused
 
 
-class SNSBroker:
-    """Publishes to topics of SNS. They must exist. The credentials are those of the process, as boto3 finds them."""
+class SNSBroker(AWSBroker):
+    """Publishes to topics of SNS. They must exist. boto3 finds the credentials of the process."""
 
     def __init__(
         self,
@@ -46,23 +32,15 @@ class SNSBroker:
         """
         :param topic: the name or the ARN of the topic for messages without a destination. A destination is one, too.
         :param fifo: whether the topics are FIFO topics. Defaults to what the name of the topic says.
-        :param endpoint: the URL of another server than that of AWS.
+        :param endpoint: the URL of a server to use instead of AWS.
         :param largest: the most bytes that a message may have.
         :param timeout: how long the service may take for one call.
         :param connect_timeout: how long it may take to connect.
         """
-        limits = (seconds(timeout, "timeout"), seconds(connect_timeout, "connect_timeout"))
-        self._client = AWSClient("sns", region, endpoint, *limits)
-        self._topic = topic
-        self._fifo = topic.endswith(".fifo") if fifo is None else fifo
-        self._arns: dict[str, str] = {}
-        self.capabilities = Capabilities(
-            name="Amazon SNS",
-            ordered=self._fifo,
-            pipelines=False,  # of a batch, one message may fail and a later one of its group succeed
-            largest=largest,
-            dedup_window=DEDUP_WINDOW if self._fifo else 0.0,
+        super().__init__(
+            "sns", "Message", self._send_entries, region, topic, fifo, endpoint, largest, timeout, connect_timeout
         )
+        self._arns: dict[str, str] = {}
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -70,26 +48,11 @@ class SNSBroker:
         region, topic, options = read_aws_url(url, {"fifo": flag, "largest": number})
         return cls(region, topic=topic, **options)
 
-    async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
-        return await publish_in_batches(messages, deadline, self._topic, self._refuses, self._send)
-
-    async def close(self) -> None:
-        self._client.close()
-
-    def _refuses(self, message: Message, topic: str) -> Refused | None:
-        return refuses(message, topic, self.capabilities.largest, self._fifo)
-
-    async def _send(self, topic: str, messages: Sequence[Message]) -> Sequence[Result]:
-        entries = []
-        for at, message in enumerate(messages):
-            body, found = encode(message)
-            more = fifo_fields(message) if self._fifo else {}
-            entries.append({"Id": str(at), "Message": body, "MessageAttributes": found, **more})
+    async def _send_entries(self, topic: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | Refused:
         arn = await self._arn(topic)
         if arn is None:
-            return [Refused(f"there is no topic {topic!r}: create it, or correct the destination")] * len(messages)
-        reply = await self._client.call("publish_batch", TopicArn=arn, PublishBatchRequestEntries=entries)
-        return results_of_batch(reply, len(messages))
+            return Refused(f"there is no topic {topic!r}: create it, or correct the destination")
+        return await self._client.call("publish_batch", TopicArn=arn, PublishBatchRequestEntries=entries)
 
     async def _arn(self, topic: str) -> str | None:
         if topic.startswith("arn:"):

@@ -8,39 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, Self
 
-from semel.core.messaging.messages import Message, read_message
+from semel.core.messaging.messages import read_message
 from semel.core.policy import Duration, seconds
 from semel.errors import BrokerUnavailable, ConfigurationError
 from semel.messaging.brokers.aws import (
     AT_ONCE,
-    DEDUP_WINDOW,
+    CONNECT_TIMEOUT,
     LARGEST,
+    TIMEOUT,
+    AWSBroker,
     AWSClient,
     aws_errors,
     decode,
-    encode,
-    fifo_fields,
-    publish_in_batches,
     read_aws_url,
-    refuses,
-    results_of_batch,
 )
 from semel.messaging.brokers.options import flag, number
-from semel.messaging.ports import Capabilities, Delivery, Refused, Result
+from semel.messaging.ports import Capabilities, Delivery
 
-TIMEOUT: Final = 10.0
-CONNECT_TIMEOUT: Final = 3.0
 VISIBILITY: Final = 30.0
 LONGEST_POLL: Final = 20
 LONGEST_DELAY: Final = 12 * 3600
 
 
-class SQSBroker:
-    """Publishes to queues of SQS. They must exist. The credentials are those of the process, as boto3 finds them."""
+class SQSBroker(AWSBroker):
+    """Publishes to queues of SQS. They must exist. boto3 finds the credentials of the process."""
 
     def __init__(
         self,
@@ -57,23 +52,15 @@ class SQSBroker:
         :param queue: the name of the queue for messages without a destination. A destination is a name, too.
         :param fifo: whether the queues are FIFO queues. Defaults to what the name of the queue says. A relay sends to
             queues of one kind.
-        :param endpoint: the URL of another server than that of AWS.
+        :param endpoint: the URL of a server to use instead of AWS.
         :param largest: the most bytes that a message may have.
         :param timeout: how long the service may take for one call.
         :param connect_timeout: how long it may take to connect.
         """
-        limits = (seconds(timeout, "timeout"), seconds(connect_timeout, "connect_timeout"))
-        self._client = AWSClient("sqs", region, endpoint, *limits)
-        self._queue = queue
-        self._fifo = queue.endswith(".fifo") if fifo is None else fifo
-        self._urls = _QueueURLs(self._client)
-        self.capabilities = Capabilities(
-            name="Amazon SQS",
-            ordered=self._fifo,
-            pipelines=False,  # of a batch, one message may fail and a later one of its group succeed
-            largest=largest,
-            dedup_window=DEDUP_WINDOW if self._fifo else 0.0,
+        super().__init__(
+            "sqs", "MessageBody", self._send_entries, region, queue, fifo, endpoint, largest, timeout, connect_timeout
         )
+        self._urls = _QueueURLs(self._client)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -81,28 +68,13 @@ class SQSBroker:
         region, queue, options = read_aws_url(url, {"fifo": flag, "largest": number})
         return cls(region, queue=queue, **options)
 
-    async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
-        return await publish_in_batches(messages, deadline, self._queue, self._refuses, self._send)
-
-    async def close(self) -> None:
-        self._client.close()
-
-    def _refuses(self, message: Message, queue: str) -> Refused | None:
-        return refuses(message, queue, self.capabilities.largest, self._fifo)
-
-    async def _send(self, queue: str, messages: Sequence[Message]) -> Sequence[Result]:
-        entries = []
-        for at, message in enumerate(messages):
-            body, found = encode(message)
-            more = fifo_fields(message) if self._fifo else {}
-            entries.append({"Id": str(at), "MessageBody": body, "MessageAttributes": found, **more})
+    async def _send_entries(self, queue: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         url = await self._urls.find(queue)
         try:
-            reply = await self._client.call("send_message_batch", QueueUrl=url, Entries=entries)
+            return await self._client.call("send_message_batch", QueueUrl=url, Entries=entries)
         except aws_errors():
             self._urls.forget(queue)  # it may have been deleted, and made again
             raise
-        return results_of_batch(reply, len(messages))
 
 
 class _QueueURLs:
@@ -137,9 +109,9 @@ class SQSSource:
     ) -> None:
         """
         :param queue: the name of the queue.
-        :param visibility: after so many seconds without a sign of life of a process, its messages are delivered again.
-            While the source is open, it renews the time of what was delivered and is not acknowledged.
-        :param endpoint: the URL of another server than that of AWS.
+        :param visibility: how long a process may show no sign of life before its messages are delivered again. While
+            the source is open, it renews this time for all messages that are not acknowledged.
+        :param endpoint: the URL of a server to use instead of AWS.
         :param timeout: how long the service may take for one call.
         :param connect_timeout: how long it may take to connect.
         """

@@ -23,7 +23,7 @@ async def send_in_waves(
 
     :param place: the topic or queue of a message.
     :param refuse: why a message cannot be sent, if that is known before.
-    :param send: sends messages. Of those with one stream and place, all that follow a failed one fail as well.
+    :param send: sends messages. If one fails, all that follow it in its stream and place fail as well.
     """
     results: list[Result] = [FOLLOWS] * len(messages)
     failed: set[str] = set()

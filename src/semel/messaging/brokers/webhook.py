@@ -1,6 +1,6 @@
 """Webhooks: every message is a POST request, signed as Standard Webhooks say. Needs ``semel[webhooks]``.
 
-The headers are those of CloudEvents in binary mode. ``webhook-id`` and ``Idempotency-Key`` are the id of the message,
+The headers follow CloudEvents in binary mode. ``webhook-id`` and ``Idempotency-Key`` are the id of the message,
 so a receiver that keeps keys applies it once: after a retry, and after a redrive.
 
 A URL that comes from a message is a request to wherever its author likes. So such a URL must be https, and its host
@@ -43,7 +43,7 @@ CONCURRENCY: Final = 20
 LONGEST_PAUSE: Final = 24 * 3600.0
 """The longest ``Retry-After`` that is believed."""
 _LATER: Final = frozenset({408, 409, 423, 425, 429})
-"""Answers that say: not now. 409 is that of a receiver that still works on the first try."""
+"""Answers that mean "not now". A receiver that still works on the first try answers 409."""
 _RESERVED: Final = frozenset({
     "connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
     "webhook-id", "webhook-signature", "webhook-timestamp",
