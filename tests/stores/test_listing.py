@@ -21,7 +21,7 @@ from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel, State, migra
 from semel.core.ops import ListRecords, Measure
 from semel.errors import ConfigurationError, PolicyError
 from semel.sql.dialects import mysql, postgres, sqlite
-from semel.sql.dialects.results import COUNTED
+from semel.sql.dialects.records import COUNTED
 from semel.stores.postgres.connections import PostgresSettings, Psycopg
 from tests.transactional.kinds import mysql_parameters
 

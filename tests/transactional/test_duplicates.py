@@ -182,17 +182,22 @@ def test_waiting_is_bounded(guard: Semel, database: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS[1:])
 def test_semel_waits_with_a_new_snapshot_each_time(guard: Semel, database: str, level: IsolationLevel) -> None:
-    """In a transaction of ours: under these levels one that was begun before the winner's commit would never see it."""
+    """In a transaction of ours: under these levels one that was begun before the winner's commit would never see it.
+
+    If the winner commits between the snapshot and the lock, the handler does run: the primary key refuses its record,
+    everything is rolled back, and the next try is a replay.
+    """
     with psycopg.connect(database) as first, psycopg.connect(database, autocommit=True) as second:
         second.isolation_level = level
         guard.run_in_transaction(first, "pay", key="k1", call=lambda: pay(first))
         timer = threading.Timer(0.05, first.commit)
         timer.start()
         outcome = guard.run_in_transaction_outcome(
-            second, "pay", key="k1", call=never, on_duplicate=Wait("30s"), own_transaction=True
+            second, "pay", key="k1", call=lambda: pay(second), on_duplicate=Wait("30s"), own_transaction=True
         )
         timer.join()
-        assert outcome.replayed
+    assert outcome.replayed
+    assert payments(database) == 1
 
 
 # The order of lock and look-up.

@@ -11,9 +11,10 @@ from decimal import Decimal
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.errors import ConfigurationError, SemelError
-from semel.natural.programs import Applied, Change, Inserted
-from semel.stores.dynamodb.failures import answer_of, error_of, public_error
+from semel.natural.programs import Applied, Change, Inserted, changes_of
+from semel.stores.dynamodb.failures import answer_of, error_of
 from semel.stores.dynamodb.programs import ApiCall, ConditionNotMet
+from semel.stores.retries import public_error
 
 R = TypeVar("R")
 Reply: TypeAlias = "dict[str, Any] | ConditionNotMet"
@@ -82,11 +83,9 @@ def compare_and_set(
     column: str,
     marker: tuple[str, Any] | None,
 ) -> Program[Change]:
-    changes = dict(values) if marker is None else {**values, marker[0]: marker[1]}
+    changes = changes_of(values, column, marker)
     if not where or not changes:
         raise ConfigurationError("where must be the item's whole key, and values must not be empty")
-    if column in changes:
-        raise ConfigurationError(f"{column} is the version: it grows by itself, leave it out of the values")
     sets = ", ".join(f"#s{at} = :s{at}" for at in range(len(changes)))
     reply = yield ApiCall(
         "update_item",

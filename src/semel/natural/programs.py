@@ -80,17 +80,24 @@ class Table(NamedTuple):
         return cls(connection.dialect, database_url(connection) if connection.dialect == "mysql" else "", name)
 
     @property
-    def q(self) -> str:
-        """The quotation mark of names."""
-        # SQLite takes a name in double quotes for text if there is no such column: "colour" = 'colour' is always true.
-        return '"' if self.dialect == "postgresql" else "`"
-
-    @property
     def quoted(self) -> str:
         parts = self.name.split(".")
         if len(parts) > 2 or not all(_NAME.fullmatch(part) for part in parts):
             raise ConfigurationError(f"{self.name[:80]!r} is not a table name: write orders, or shop.orders")
-        return ".".join(f"{self.q}{part}{self.q}" for part in parts)
+        return ".".join(map(self.quote, parts))
+
+    def quote(self, name: str) -> str:
+        """Return the name of a column, in quotation marks."""
+        # SQLite takes a name in double quotes for text if there is no such column: "colour" = 'colour' is always true.
+        return f'"{name}"' if self.dialect == "postgresql" else f"`{name}`"
+
+    def quote_all(self, columns: Iterable[str]) -> str:
+        """Return the names as a list: ``"id", "status"``."""
+        return ", ".join(map(self.quote, columns))
+
+    def equal(self, columns: Iterable[str]) -> str:
+        """Return the condition that these columns have the values of the parameters ``w_…``."""
+        return " AND ".join(f"{self.quote(c)} = :{parameter('w', at)}" for at, c in enumerate(columns))
 
 
 _known_indexes: Final[set[tuple[Table, frozenset[str]]]] = set()
@@ -107,7 +114,7 @@ def insert_once(
     keys = _keys(table, key, values)
     wanted = columns if returning is None else names("returning", returning)
     insert = insertion(table, columns, keys)(**_bind("v", values))
-    look = selection(table, wanted, keys)(**_bind("w", {name: values[name] for name in keys}))
+    look = _look(table, wanted, {name: values[name] for name in keys})
     for _ in range(TRIES):
         new = yield from _changed_by_key(table, keys, insert)
         rows = yield look
@@ -136,10 +143,10 @@ def _upsert_in_mysql(
     table: Table, values: Mapping[str, Any], columns: tuple[str, ...], keys: tuple[str, ...]
 ) -> Program[bool]:
     yield from _require_index(table, keys)
-    bound, where = _bind("v", values), _bind("w", {name: values[name] for name in keys})
+    bound, where = _bind("v", values), {name: values[name] for name in keys}
     rewrite = rewriting(table, columns, keys)(**bound) if len(columns) > len(keys) else None
-    look = selection(table, keys, keys)(**where)
-    known = bool((yield presence(table, keys)(**where)))
+    look = _look(table, keys, where)
+    known = bool((yield presence(table, keys)(**_bind("w", where))))
     for _ in range(TRIES):
         if known:
             try:
@@ -167,27 +174,24 @@ def compare_and_set(
     column: str,
     marker: tuple[str, Any] | None,
 ) -> Program[Change]:
-    conditions = _columns("where", where)
     (column,) = names("column", column)
+    changes = changes_of(values, column, marker)
+    mine = changes if marker is None else {marker[0]: marker[1]}
+    row = yield from _change_row(table, where, changes, column, [version], (column, *mine), counts=True)
+    if isinstance(row, Change):
+        return row
+    current, *found = row
+    # With a marker the change is recognised under any later version; without, only under the next one.
+    same = _same(found, mine.values()) and (current > version if marker is not None else current == version + 1)
+    return Change(Applied.ALREADY if same else Applied.LOST, current)
+
+
+def changes_of(values: Mapping[str, Any], column: str, marker: tuple[str, Any] | None) -> dict[str, Any]:
+    """The columns that ``compare_and_set`` changes, beside the version. Raises if the version is among them."""
     changes = dict(values) if marker is None else {**values, marker[0]: marker[1]}
-    sets = _columns("values", changes)
     if column in changes:
         raise ConfigurationError(f"{column} is the version: it grows by itself, leave it out of the values")
-    change = update(table, sets, conditions, column, 1, counts=True)
-    changed = yield from _changed(
-        table, change(**_bind("s", changes), **_bind("w", where), **_bind("f", {"version": version}))
-    )
-    if changed:
-        return Change(Applied.NOW)
-    shown = (column, *(sets if marker is None else (marker[0],)))
-    rows = yield selection(table, shown, conditions)(**_bind("w", where))
-    if not rows:
-        return Change(Applied.ABSENT)
-    current, *found = rows[0]
-    mine = list(changes.values()) if marker is None else [marker[1]]
-    # With a marker the change is recognised under any later version; without, only under the next one.
-    same = _same(found, mine) and (current > version if marker is not None else current == version + 1)
-    return Change(Applied.ALREADY if same else Applied.LOST, current)
+    return changes
 
 
 def transition(
@@ -198,23 +202,36 @@ def transition(
     after: Any,
     values: Mapping[str, Any],
 ) -> Program[Change]:
-    conditions = _columns("where", where)
     (column,) = names("column", column)
     states = [before] if isinstance(before, str) or not isinstance(before, Iterable) else list(before)
     if not states or after in states:
         raise ConfigurationError(f"a transition leads from one state to another; {after!r} cannot be both")
-    changes = {**values, column: after}
-    sets = _columns("values", changes)
-    change = update(table, sets, conditions, column, len(states), counts=False)
-    bound = {f"{at}": state for at, state in enumerate(states)}
-    changed = yield from _changed(table, change(**_bind("s", changes), **_bind("w", where), **_bind("f", bound)))
-    if changed:
+    row = yield from _change_row(table, where, {**values, column: after}, column, states, (column,), counts=False)
+    if isinstance(row, Change):
+        return row
+    return Change(Applied.ALREADY if row[0] == after else Applied.LOST, row[0])
+
+
+def _change_row(
+    table: Table,
+    where: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    column: str,
+    choices: list[Any],
+    shown: tuple[str, ...],
+    *,
+    counts: bool,
+) -> Program[Change | Sequence[Any]]:
+    """Change the row if ``column`` has one of the ``choices``. If it has another value, return the columns ``shown``.
+
+    :param counts: also increase ``column`` by one.
+    """
+    change = update(table, _columns("values", changes), _columns("where", where), column, len(choices), counts)
+    bound = {**_bind("s", changes), **_bind("w", where), **_bind("f", dict(enumerate(choices)))}
+    if (yield from _changed(table, change(**bound))):
         return Change(Applied.NOW)
-    rows = yield selection(table, (column,), conditions)(**_bind("w", where))
-    if not rows:
-        return Change(Applied.ABSENT)
-    current = rows[0][0]
-    return Change(Applied.ALREADY if current == after else Applied.LOST, current)
+    rows = yield _look(table, shown, where)
+    return rows[0] if rows else Change(Applied.ABSENT)
 
 
 def append_event(
@@ -234,14 +251,14 @@ def append_event(
     _require_values(table, conditions, aggregate)
     if sequence > first:
         before = {**aggregate, column: sequence - 1}
-        if not (yield selection(table, (column,), tuple(before))(**_bind("w", before))):
+        if not (yield _look(table, (column,), before)):
             return Change(Applied.LOST)  # the event before this one is missing
     key = {**aggregate, column: sequence}
     row = {**key, **event}
     insert = insertion(table, _columns("event", row), (*conditions, column))
     if (yield from _changed_by_key(table, (*conditions, column), insert(**_bind("v", row)))):
         return Change(Applied.NOW)
-    rows = yield selection(table, (id,), tuple(key))(**_bind("w", key))
+    rows = yield _look(table, (id,), key)
     if not rows:
         raise StoreUnavailable(f"{table.name}: the event existed, and was gone when it was read")
     current = rows[0][0]
@@ -306,8 +323,13 @@ def _columns(what: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     return names(what, values)
 
 
-def _bind(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _bind(kind: str, values: Mapping[Any, Any]) -> dict[str, Any]:
     return {parameter(kind, at): value for at, value in enumerate(values.values())}
+
+
+def _look(table: Table, columns: tuple[str, ...], where: Mapping[str, Any]) -> Statement:
+    """Read these columns of the row that has these values."""
+    return selection(table, columns, tuple(where))(**_bind("w", where))
 
 
 def _same(found: Iterable[Any], mine: Iterable[Any]) -> bool:
@@ -319,7 +341,7 @@ def _same(found: Iterable[Any], mine: Iterable[Any]) -> bool:
 
 
 def _require_index(table: Table, key: Iterable[str]) -> Program[None]:
-    """On MySQL: raise unless the key, or a part of it, is unique. It is asked once, if the database can be told."""
+    """On MySQL: raise unless the key, or a part of it, is unique. The answer is remembered if the database is known."""
     wanted = frozenset(name.lower() for name in key)
     known = (table, wanted)
     if known in _known_indexes:
@@ -390,12 +412,10 @@ def parameter(kind: str, at: int) -> str:
 @lru_cache(maxsize=SHAPES)
 def insertion(table: Table, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
     """Insert a row unless its key exists. Returns the key if it was inserted."""
-    q = table.q
-    head = f"{table.quoted} ({_list(q, columns)}) VALUES ({_bound('v', columns)})"
-    if table.dialect == "mysql":  # it fails where a row is in the way, and no other failure is taken for that
-        return Query("insert_once", f"INSERT INTO {head}", True)
-    conflict = f"ON CONFLICT ({_list(q, key)}) DO NOTHING RETURNING {_list(q, key)}"
-    return Query("insert_once", f"INSERT INTO {head} {conflict}", True)
+    text = _insert(table, columns)
+    if table.dialect != "mysql":  # MySQL refuses the row if its key exists: no other failure is taken for that
+        text = f"{text} ON CONFLICT ({table.quote_all(key)}) DO NOTHING RETURNING {table.quote_all(key)}"
+    return Query("insert_once", text, True)
 
 
 @lru_cache(maxsize=SHAPES)
@@ -404,45 +424,47 @@ def rewriting(table: Table, columns: tuple[str, ...], key: tuple[str, ...]) -> Q
 
     ``ON DUPLICATE KEY UPDATE`` would write to the row of any unique index that is in the way.
     """
-    q = table.q
-    bound = {c: f":{parameter('v', at)}" for at, c in enumerate(columns)}
+
+    def compare(chosen: Sequence[str], operator: str, separator: str) -> str:
+        return separator.join(
+            f"{table.quote(c)} {operator} :{parameter('v', at)}" for at, c in enumerate(columns) if c in chosen
+        )
+
     rest = [c for c in columns if c not in key]
-    sets = ", ".join(f"{q}{c}{q} = {bound[c]}" for c in rest)
-    mine = " AND ".join(f"{q}{c}{q} = {bound[c]}" for c in key)
-    same = " AND ".join(f"{q}{c}{q} <=> {bound[c]}" for c in rest)
+    sets, mine, same = compare(rest, "=", ", "), compare(key, "=", " AND "), compare(rest, "<=>", " AND ")
     return Query("upsert", f"UPDATE {table.quoted} SET {sets} WHERE {mine} AND NOT ({same})", True)
 
 
 @lru_cache(maxsize=SHAPES)
 def merge(table: Table, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
     """Insert a row or update it. Returns its key if that changed something."""
-    q = table.q
-    name = table.quoted
-    rest = tuple(c for c in columns if c not in key)
-    head = f"INSERT INTO {name} ({_list(q, columns)}) VALUES ({_bound('v', columns)})"
-    returning = f"RETURNING {_list(q, key)}"
+    rest = [table.quote(c) for c in columns if c not in key]
     if not rest:
-        return Query("upsert", f"{head} ON CONFLICT ({_list(q, key)}) DO NOTHING {returning}", True)
-    sets = ", ".join(f"{q}{c}{q} = excluded.{q}{c}{q}" for c in rest)
+        return insertion(table, columns, key)
+    sets = ", ".join(f"{c} = excluded.{c}" for c in rest)
     other = "IS NOT" if table.dialect == "sqlite" else "IS DISTINCT FROM"
-    differs = " OR ".join(f"{name}.{q}{c}{q} {other} excluded.{q}{c}{q}" for c in rest)
-    return Query(
-        "upsert", f"{head} ON CONFLICT ({_list(q, key)}) DO UPDATE SET {sets} WHERE {differs} {returning}", True
-    )
+    differs = " OR ".join(f"{table.quoted}.{c} {other} excluded.{c}" for c in rest)
+    keys = table.quote_all(key)
+    conflict = f"ON CONFLICT ({keys}) DO UPDATE SET {sets} WHERE {differs} RETURNING {keys}"
+    return Query("upsert", f"{_insert(table, columns)} {conflict}", True)
+
+
+def _insert(table: Table, columns: tuple[str, ...]) -> str:
+    bound = ", ".join(f":{parameter('v', at)}" for at in range(len(columns)))
+    return f"INSERT INTO {table.quoted} ({table.quote_all(columns)}) VALUES ({bound})"
 
 
 @lru_cache(maxsize=SHAPES)
 def selection(table: Table, columns: tuple[str, ...], where: tuple[str, ...]) -> Query:
     """Read a row as it is now. On MySQL a plain read would show it as it was when the transaction began to read."""
-    q = table.q
-    text = f"SELECT {_list(q, columns)} FROM {table.quoted} WHERE {_equal(q, where)}"
+    text = f"SELECT {table.quote_all(columns)} FROM {table.quoted} WHERE {table.equal(where)}"
     return Query("look", f"{text} LOCK IN SHARE MODE" if table.dialect == "mysql" else text, False)
 
 
 @lru_cache(maxsize=SHAPES)
 def presence(table: Table, where: tuple[str, ...]) -> Query:
     """Whether the row exists, without locking it or the gap where it would be."""
-    return Query("present", f"SELECT 1 FROM {table.quoted} WHERE {_equal(table.q, where)}", False)
+    return Query("present", f"SELECT 1 FROM {table.quoted} WHERE {table.equal(where)}", False)
 
 
 @lru_cache(maxsize=SHAPES)
@@ -454,22 +476,24 @@ def update(
     choices: int,
     counts: bool,
 ) -> Query:
-    """Change a row if ``column`` has one of so many values. With ``counts`` also increase it by one."""
-    q = table.q
-    assignments = [f"{q}{c}{q} = :{parameter('s', at)}" for at, c in enumerate(sets)]
+    """Change a row if ``column`` has one of this many values. With ``counts`` also increase it by one."""
+    assignments = [f"{table.quote(c)} = :{parameter('s', at)}" for at, c in enumerate(sets)]
+    name = table.quote(column)
     if counts:
-        assignments.append(f"{q}{column}{q} = {q}{column}{q} + 1")
+        assignments.append(f"{name} = {name} + 1")
     wanted = ", ".join(f":{parameter('f', at)}" for at in range(choices))
-    condition = f"{_equal(q, where)} AND {q}{column}{q} IN ({wanted})"
-    text = f"UPDATE {table.quoted} SET {', '.join(assignments)} WHERE {condition}"
-    return Query("change", text if table.dialect == "mysql" else f"{text} RETURNING 1", True)
+    text = f"UPDATE {table.quoted} SET {', '.join(assignments)} WHERE {table.equal(where)} AND {name} IN ({wanted})"
+    return Query("change", _returning(table, text), True)
 
 
 @lru_cache(maxsize=SHAPES)
 def deletion(table: Table, where: tuple[str, ...]) -> Query:
-    q = table.q
-    text = f"DELETE FROM {table.quoted} WHERE {_equal(q, where)}"
-    return Query("delete", text if table.dialect == "mysql" else f"{text} RETURNING 1", True)
+    return Query("delete", _returning(table, f"DELETE FROM {table.quoted} WHERE {table.equal(where)}"), True)
+
+
+def _returning(table: Table, text: str) -> str:
+    """The statement with a row for each one that it changes. On MySQL the driver returns their number anyway."""
+    return text if table.dialect == "mysql" else f"{text} RETURNING 1"
 
 
 @lru_cache(maxsize=SHAPES)
@@ -480,21 +504,8 @@ def unique_indexes(table: Table) -> Query:
 
 def unique_index(table: Table, key: Sequence[str]) -> str:
     """The statement that creates a unique index, for an error message."""
-    q = table.q
     *schema, name = table.name.split(".")
-    index = f"{q}{'_'.join((name, *key))[:58]}_once{q}"
+    index, columns = table.quote(f"{'_'.join((name, *key))[:58]}_once"), table.quote_all(key)
     if schema and table.dialect == "sqlite":  # SQLite puts the schema before the index, not before the table
-        return f"CREATE UNIQUE INDEX {q}{schema[0]}{q}.{index} ON {q}{name}{q} ({_list(q, key)})"
-    return f"CREATE UNIQUE INDEX {index} ON {table.quoted} ({_list(q, key)})"
-
-
-def _list(q: str, columns: Sequence[str]) -> str:
-    return ", ".join(f"{q}{c}{q}" for c in columns)
-
-
-def _bound(kind: str, columns: Sequence[str]) -> str:
-    return ", ".join(f":{parameter(kind, at)}" for at in range(len(columns)))
-
-
-def _equal(q: str, columns: Sequence[str]) -> str:
-    return " AND ".join(f"{q}{c}{q} = :{parameter('w', at)}" for at, c in enumerate(columns))
+        return f"CREATE UNIQUE INDEX {table.quote(schema[0])}.{index} ON {table.quote(name)} ({columns})"
+    return f"CREATE UNIQUE INDEX {index} ON {table.quoted} ({columns})"

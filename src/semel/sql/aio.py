@@ -244,12 +244,7 @@ class AsyncSQLUnit:
 
     async def save(self, op: SaveStep) -> bool:
         """Save a step in the caller's transaction; False if another attempt owns the record by now."""
-        try:
-            saved = await run_async(self._programs.save_step(op), self.connection)
-        except NotMigrated as error:
-            raise await run_async(not_migrated(self.connection, error), self.connection) from error.__cause__
-        except SemelError as error:
-            raise self._conflict(error, "the step's mark") from error.__cause__
+        saved = await self._run(self._programs.save_step(op), "the step's mark")
         if saved and not self.connection.holds():
             raise ConfigurationError(
                 "the driver commits each statement of this connection by itself, so the step's rows and its mark did "
@@ -259,10 +254,7 @@ class AsyncSQLUnit:
 
     async def saved(self, id: bytes, name: str) -> bool:
         """Whether the caller's transaction sees this step as saved."""
-        try:
-            return await run_async(self._programs.step_saved(id, name), self.connection)
-        except SemelError as error:
-            raise self._conflict(error, "the step's mark") from error.__cause__
+        return await self._run(self._programs.step_saved(id, name), "the step's mark")
 
     async def add(self, message: Message, delay: float) -> None:
         """Add a message to the outbox, in the caller's transaction. Raises ConfigurationError if none is open."""
@@ -294,18 +286,21 @@ class AsyncSQLUnit:
         """
         connection = self.connection
         await connection.finish()
-        try:
-            found = await run_async(program, connection)
-        except NotMigrated as error:
-            raise await run_async(not_migrated(connection, error), connection) from error.__cause__
-        except SemelError as error:
-            raise self._conflict(error, what) from error.__cause__
+        found = await self._run(program, what)
         if not connection.holds():
             raise ConfigurationError(
                 f"the driver commits each statement of this connection by itself, so {what} did not commit together "
                 f"with your rows. Open a transaction: {connection.opening}"
             )
         return found
+
+    async def _run(self, program: Program[R], what: str) -> R:
+        try:
+            return await run_async(program, self.connection)
+        except NotMigrated as error:
+            raise await run_async(not_migrated(self.connection, error), self.connection) from error.__cause__
+        except SemelError as error:
+            raise self._conflict(error, what) from error.__cause__
 
     def watch(self) -> None:
         """Refuse ``commit()`` while the handler runs: its rows would be durable without the record."""

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from semel.core.transactional import Keep, SQLEffect
 from semel.errors import ConfigurationError
-from semel.sql.program import Query
+from semel.sql.program import Query, load_queries
 
 EffectStyle: TypeAlias = Literal["format", "numeric", "named", "native"]
 """How a kind of connection writes parameters: ``%s`` or ``%(name)s``, ``$1``, ``:name``; native is sqlite3's own."""
@@ -89,28 +89,7 @@ def _record(result: str, snapshot: str) -> Query:
     :param result: a column of the effect's result.
     :param snapshot: the stored result, from the columns of ``record``.
     """
-    return Query(
-        "execute_once",
-        # The lock is taken last. If another transaction has it, the state is NULL, which the table refuses at once:
-        # without the lock the insert would wait for the end of that transaction. The primary key decides in any case.
-        f"""
-        INSERT INTO semel_record (
-            id, state, takeover, attempt, token, origin, nonce, lease_end, created, expires, sweep_after, fingerprint,
-            tenant, operation, key, snapshot
-        )
-        SELECT record.id, CASE WHEN pg_try_advisory_xact_lock(CAST(:place AS bigint)) THEN 2 END,
-               CAST(:takeover AS smallint), 1, 0, 0, CAST(:nonce AS bigint), statement_timestamp(),
-               statement_timestamp(), record.expires, record.expires, CAST(:fingerprint AS bytea),
-               CAST(:tenant AS text), CAST(:operation AS text), CAST(:key AS text), {snapshot}
-        FROM (
-            SELECT CAST(:id AS bytea) AS id, CAST(:header AS bytea) AS header,
-                   statement_timestamp() + CAST(:ttl AS float8) * interval '1 s' AS expires, {result}
-            FROM semel_effect
-        ) AS record
-        RETURNING snapshot
-        """,
-        True,
-    )
+    return load_queries("semel.sql.dialects", "postgres_effect.sql", result=result, snapshot=snapshot)["record"]
 
 
 def _sealed(payload: str) -> str:

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from semel.errors import NotMigrated, SchemaDrift, StoreUnavailable
 from semel.sql.connections.errors import Contention
-from semel.sql.program import Program, Query, Rows, Statement
+from semel.sql.program import Program, Query, Rows, Statement, load_queries
 
 LOCK_TIMEOUT: Final = "5s"
 """How long a migration of PostgreSQL waits for a table that others use. Whoever comes next waits behind the migration,
@@ -44,10 +44,6 @@ class Schema:
     ledger: str
     """Make the table of applied migrations."""
     has_ledger: str
-    describe: str
-    """One row (kind, name, definition) for each of our objects in the current schema; for MySQL, its tables."""
-    beside: tuple[str, ...] = ()
-    """Begin to make the schema anew beside the real one."""
 
     @functools.cache  # noqa: B019 - there are as many schemas as dialects
     def migrations(self) -> list[tuple[int, str, list[str]]]:
@@ -73,52 +69,14 @@ SQLITE: Final = Schema(
         "CREATE TABLE IF NOT EXISTS semel_migration (version INTEGER NOT NULL PRIMARY KEY, name TEXT NOT NULL) STRICT"
     ),
     has_ledger="SELECT 1 FROM sqlite_master WHERE name = 'semel_migration'",
-    describe=(
-        "SELECT type, name, sql FROM sqlite_master WHERE tbl_name LIKE 'semel\\_%' ESCAPE '\\' AND sql IS NOT NULL"
-    ),
 )
 
-_FIXED: Final = "c.oid NOT IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = to_regclass('semel_inbox'))"
-"""The partitions of the inbox come and go with time."""
 POSTGRES: Final = Schema(
     folder="postgres",
     # The limit is set after the migrators' lock is taken: they may wait for each other as long as it takes.
     begin=("BEGIN", f"SELECT pg_advisory_xact_lock({_LOCK_KEY})", f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"),
     ledger="CREATE TABLE IF NOT EXISTS semel_migration (version integer NOT NULL PRIMARY KEY, name text NOT NULL)",
     has_ledger="SELECT 1 WHERE to_regclass('semel_migration') IS NOT NULL",
-    describe=f"""
-        SELECT 'column', c.relname || '.' || a.attname,
-               format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull THEN ' not null' ELSE '' END
-                   || coalesce(' default ' || pg_get_expr(d.adbin, d.adrelid), '') || ' storage ' || a.attstorage::text
-        FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
-        LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
-        WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p') AND c.relname LIKE 'semel\\_%'
-          AND {_FIXED}
-          AND a.attnum > 0 AND NOT a.attisdropped
-        UNION ALL
-        SELECT 'index', i.relname, regexp_replace(pg_get_indexdef(i.oid), ' ON (ONLY )?[^ ]+\\.', ' ON ')
-        FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class c ON c.oid = x.indrelid
-        WHERE c.relnamespace = current_schema()::regnamespace AND c.relname LIKE 'semel\\_%' AND x.indisvalid
-          AND {_FIXED}
-        UNION ALL
-        SELECT 'constraint', k.conname, pg_get_constraintdef(k.oid)
-        FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
-        WHERE c.relnamespace = current_schema()::regnamespace AND c.relname LIKE 'semel\\_%'
-          AND {_FIXED}
-          AND k.contype IN ('p', 'u', 'c', 'f')
-        UNION ALL
-        SELECT 'options', c.relname, coalesce(array_to_string(c.reloptions, ','), '')
-        FROM pg_class c
-        WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p') AND c.relname LIKE 'semel\\_%'
-          AND {_FIXED}
-        UNION ALL
-        SELECT 'function', p.proname, pg_get_function_arguments(p.oid)
-               || coalesce(' returns ' || pg_get_function_result(p.oid), '') || ' ' || p.provolatile::text || ' '
-               || coalesce(array_to_string(p.proconfig, ','), '') || p.prosrc
-        FROM pg_proc p
-        WHERE p.pronamespace = current_schema()::regnamespace AND p.proname LIKE 'semel\\_%'
-    """,
-    beside=("BEGIN", "CREATE SCHEMA semel_drift", "SET LOCAL search_path TO semel_drift"),
 )
 
 MYSQL: Final = Schema(
@@ -133,8 +91,6 @@ MYSQL: Final = Schema(
     has_ledger=(
         "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'semel_migration'"
     ),
-    describe="SELECT table_name FROM information_schema.tables"
-    " WHERE table_schema = DATABASE() AND table_name LIKE 'semel\\\\_%' ORDER BY table_name",
 )
 
 
@@ -167,7 +123,7 @@ def check_program(schema: Schema) -> Program[None]:
     if schema is MYSQL:
         real, fresh = yield from _mysql_descriptions()
     else:
-        real = _described((yield statement(schema.describe)))
+        real = _described((yield _DESCRIBE[schema.folder]()))
         fresh = _fresh_sqlite() if schema is SQLITE else (yield from _fresh_postgres())
     differences = [
         f"{kind} {name}: is {real.get((kind, name), 'missing')!r}, should be {fresh.get((kind, name), 'none')!r}"
@@ -210,6 +166,9 @@ def _apply(schema: Schema) -> Program[list[str]]:
 # Descriptions of a schema: the real one, and the one that the migrations make
 
 
+_DESCRIBE: Final = load_queries("semel.sql", "schema/describe.sql")
+
+
 def _described(rows: Rows) -> Description:
     return {(kind, name): " ".join(str(definition).split()) for kind, name, definition in rows}
 
@@ -219,17 +178,17 @@ def _fresh_sqlite() -> Description:
     try:
         for sql in SQLITE.all_statements():
             raw.execute(sql)
-        return _described(raw.execute(SQLITE.describe).fetchall())
+        return _described(raw.execute(_DESCRIBE["sqlite"].sql).fetchall())
     finally:
         raw.close()
 
 
 def _fresh_postgres() -> Program[Description]:
-    """In a transaction that is rolled back."""
-    for sql in POSTGRES.beside:
+    """In a schema beside the real one, in a transaction that is rolled back."""
+    for sql in ("BEGIN", "CREATE SCHEMA semel_drift", "SET LOCAL search_path TO semel_drift"):
         yield statement(sql)
     yield from _apply(POSTGRES)
-    fresh = _described((yield statement(POSTGRES.describe)))
+    fresh = _described((yield _DESCRIBE["postgres"]()))
     yield statement("ROLLBACK")
     return fresh
 
@@ -244,7 +203,7 @@ def _mysql_descriptions() -> Program[tuple[Description, Description]]:
     The fresh ones are temporary. They hide the real ones from this connection alone, and end with it.
     """
     real: Description = {}
-    for (table,) in (yield statement(MYSQL.describe)):
+    for (table,) in (yield _DESCRIBE["mysql"]()):
         real |= _mysql_described(table, (yield statement(f"SHOW CREATE TABLE `{table}`")))
     fresh: Description = {}
     statements = MYSQL.all_statements()

@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 from semel.core.ops import Op, SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import Keep, Lock, Occupied
+from semel.errors import SemelError
 
 R = TypeVar("R")
 Rows: TypeAlias = Sequence[Sequence[Any]]
@@ -154,6 +155,21 @@ def load_queries(package: str, file: str, **replacements: str) -> dict[str, Quer
     for name, other in zip(parts[::4], parts[2::4], strict=True):
         entries[name].as_text = entries[other] if other else None
     return entries
+
+
+_BEGIN, _COMMIT, _ROLLBACK = (Query(word.lower(), word, True) for word in ("BEGIN", "COMMIT", "ROLLBACK"))
+
+
+def in_transaction(program: Program[R]) -> Program[R]:
+    """Run a program of several statements in a transaction of its own, in PostgreSQL."""
+    yield _BEGIN()
+    try:
+        result = yield from program
+        yield _COMMIT()
+    except SemelError:
+        yield _ROLLBACK()
+        raise
+    return result
 
 
 # Packets, for databases without arrays

@@ -241,12 +241,7 @@ class SQLUnit:
 
     def save(self, op: SaveStep) -> bool:
         """Save a step in the caller's transaction; False if another attempt owns the record by now."""
-        try:
-            saved = run(self._programs.save_step(op), self.connection)
-        except NotMigrated as error:
-            raise run(not_migrated(self.connection, error), self.connection) from error.__cause__
-        except SemelError as error:
-            raise self._conflict(error, "the step's mark") from error.__cause__
+        saved = self._run(self._programs.save_step(op), "the step's mark")
         if saved and not self.connection.holds():
             raise ConfigurationError(
                 "the driver commits each statement of this connection by itself, so the step's rows and its mark did "
@@ -256,10 +251,7 @@ class SQLUnit:
 
     def saved(self, id: bytes, name: str) -> bool:
         """Whether the caller's transaction sees this step as saved."""
-        try:
-            return run(self._programs.step_saved(id, name), self.connection)
-        except SemelError as error:
-            raise self._conflict(error, "the step's mark") from error.__cause__
+        return self._run(self._programs.step_saved(id, name), "the step's mark")
 
     def add(self, message: Message, delay: float) -> None:
         """Add a message to the outbox, in the caller's transaction. Raises ConfigurationError if none is open."""
@@ -291,18 +283,21 @@ class SQLUnit:
         """
         connection = self.connection
         connection.finish()
-        try:
-            found = run(program, connection)
-        except NotMigrated as error:
-            raise run(not_migrated(connection, error), connection) from error.__cause__
-        except SemelError as error:
-            raise self._conflict(error, what) from error.__cause__
+        found = self._run(program, what)
         if not connection.holds():
             raise ConfigurationError(
                 f"the driver commits each statement of this connection by itself, so {what} did not commit together "
                 f"with your rows. Open a transaction: {connection.opening}"
             )
         return found
+
+    def _run(self, program: Program[R], what: str) -> R:
+        try:
+            return run(program, self.connection)
+        except NotMigrated as error:
+            raise run(not_migrated(self.connection, error), self.connection) from error.__cause__
+        except SemelError as error:
+            raise self._conflict(error, what) from error.__cause__
 
     def watch(self) -> None:
         """Refuse ``commit()`` while the handler runs: its rows would be durable without the record."""

@@ -19,10 +19,10 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
-from semel.engine.forking import survive_forks
+from semel.engine.forking import renewed, survive_forks
 
 LISTEN_AGAIN: Final = 1.0
-"""A caller that was not woken looks again after so many seconds: a connection may be lost unnoticed."""
+"""Seconds after which a caller that was not woken looks again: a connection may be lost unnoticed."""
 PAUSE: Final = 0.25
 """Seconds between two tries to connect."""
 Receive: TypeAlias = Callable[[threading.Event, Callable[[], None], Callable[[Any], None]], None]
@@ -48,14 +48,11 @@ class Listener:
         self._started = False
 
     def _forked(self) -> None:
-        # A thread of the parent may hold the lock of the event, and never releases it here.
-        stopped, self._stop = self._stop.is_set(), threading.Event()
-        if stopped:
-            self._stop.set()
+        self._stop = renewed(self._stop)
         self._reset()
 
     def wait(self, name: Any, seconds: float, lease_left: Callable[[], float | None]) -> None:
-        """Wait for a message with this name, for ``seconds``, until the lease ends, or a second, whatever is first.
+        """Wait until a message has this name, the lease ends, or ``seconds`` are over; a second at most.
 
         :param lease_left: asks for the message and returns the rest of the lease; None if there is nothing to wait for.
         """
@@ -86,7 +83,7 @@ class Listener:
         self._stop.set()
 
     def resume(self) -> None:
-        """After ``stop``: start again when first needed. The thread of before has events of its own."""
+        """After ``stop``: start again when first needed. The previous thread has events of its own."""
         if self._stop.is_set():
             self._stop, self._listening, self._started = threading.Event(), threading.Event(), False
 

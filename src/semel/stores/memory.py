@@ -45,11 +45,11 @@ from semel.core.semantics import (
 from semel.core.states import State, Takeover
 from semel.core.trail.book import TrailBook
 from semel.core.trail.moments import TRAIL_OPS
-from semel.errors import StoreError, StoreUnavailable
+from semel.engine.ports import execute_each
+from semel.errors import StoreUnavailable
 
 R = TypeVar("R")
 MAX_RECORDS: Final = 1_000_000
-_ON_MANY_RECORDS: Final = frozenset({Sweep, Count, Resumable, ListRecords, Measure, *TRAIL_OPS})
 _MEASURED: Final = 5000
 """How many records Measure looks at, the oldest ones, for those that a sweep should remove."""
 
@@ -69,10 +69,10 @@ class _Records:
         self.trail = TrailBook()
 
     def execute(self, op: Op[Any]) -> Any:
-        clock = self.clock
-        now = clock()
-        if type(op) in _ON_MANY_RECORDS:
-            return self.execute_on_many(op, now)
+        now = self.clock()
+        on_many = _ON_MANY_RECORDS.get(type(op))
+        if on_many is not None:
+            return on_many(self, op, now)
         id = op.id
         row = self.rows.get(id)
         if row is None and type(op) is Claim and len(self.rows) >= self.max_records:
@@ -93,30 +93,16 @@ class _Records:
                     wake()
         return answer
 
-    def execute_on_many(self, op: Op[Any], now: float) -> Any:
-        """Run an Op that is not about a single record."""
-        if type(op) is Sweep:
-            return self.sweep(op.limit, now)
-        if type(op) is Count:
-            return self.count(op, now)
-        if type(op) is ListRecords:
-            return self.list_page(op, now)
-        if type(op) is Measure:
-            return self.measure(now)
-        if type(op) is Resumable:
-            return self.resumable(op, now)
-        return self.trail.execute(op)
-
     def make_room(self, now: float) -> None:
-        if now < self.full_until or not self.sweep(self.max_records // 10 + 1, now).removed:
+        if now < self.full_until or not self.sweep(Sweep(self.max_records // 10 + 1), now).removed:
             if now >= self.full_until:
                 self.full_until = now + 1.0  # a sweep for every claim would use up the CPU
             raise StoreUnavailable(f"the memory store is full: {self.max_records} live records")
 
-    def sweep(self, limit: int, now: float) -> Swept:
+    def sweep(self, op: Sweep, now: float) -> Swept:
         removed = unknown = 0
         for id, row in list(self.rows.items()):
-            if removed + unknown >= limit:
+            if removed + unknown >= op.limit:
                 break
             verdict = sweepable(row, now)
             if verdict is State.ABSENT:
@@ -170,7 +156,7 @@ class _Records:
         more = looked_at < len(candidates)
         return Listing(tuple(found), pack_place(row.created, row.id) if more else None, looked_at)
 
-    def measure(self, now: float) -> Size:
+    def measure(self, op: Measure, now: float) -> Size:
         oldest = islice(self.rows.values(), _MEASURED)
         overdue = [now - max(row.lease_end, row.expires) for row in oldest if sweepable(row, now) is not None]
         return Size(len(self.rows), True, None, max(overdue, default=0.0))
@@ -188,6 +174,17 @@ class _Records:
             waiting.remove(wake)
             if not waiting:
                 del self.waiters[id]
+
+
+_ON_MANY_RECORDS: Final[dict[type[Op[Any]], Callable[[_Records, Any, float], Any]]] = {
+    Sweep: _Records.sweep,
+    Count: _Records.count,
+    Resumable: _Records.resumable,
+    ListRecords: _Records.list_page,
+    Measure: _Records.measure,
+    **dict.fromkeys(TRAIL_OPS, lambda records, op, now: records.trail.execute(op)),
+}
+"""What runs the Ops that are not about a single record."""
 
 
 class MemoryStore:
@@ -214,7 +211,7 @@ class MemoryStore:
             return self._records.execute(op)  # type: ignore[no-any-return]
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return [_result_of(self.execute, op) for op in ops]
+        return execute_each(self.execute, ops)
 
     def wait(self, id: bytes, seconds: float) -> None:
         gate = threading.Lock()
@@ -253,7 +250,7 @@ class AsyncMemoryStore:
         return self._records.execute(op)  # type: ignore[no-any-return]
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return [_result_of(self._records.execute, op) for op in ops]
+        return execute_each(self._records.execute, ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
         changed = asyncio.get_running_loop().create_future()
@@ -281,11 +278,3 @@ def _place(after: str) -> tuple[float, bytes]:
         return float(created), id
     except ValueError:
         raise not_a_place(after) from None
-
-
-def _result_of(execute: Callable[[Op[Any]], Any], op: Op[Any]) -> Any:
-    """Return the result of an Op, or the error that it raised."""
-    try:
-        return execute(op)
-    except StoreError as error:
-        return error

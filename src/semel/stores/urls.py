@@ -1,6 +1,6 @@
 """Stores by URL, for the command line and for configuration: ``sqlite:///app.db``, ``postgresql://…``, ``memory:``.
 
-All kinds of stores stand in one table: their URL schemes, classes, what to install, and what each kind promises.
+All kinds of stores are in one table: their URL schemes, classes, what to install, and what each kind promises.
 ``semel stores`` prints it. What a class declares (``counts``, ``resumes``, ``adopt``, ``accept``) is read from the
 class; everything else is written here. No guard decides by this table: it asks the store that it has.
 """
@@ -27,22 +27,19 @@ AS_PRIMARY: Final = "as the primary"
 
 @dataclass(frozen=True, kw_only=True)
 class StoreKind:
-    """One kind of store. Classes and functions are named as ``module:name`` and imported when needed."""
+    """One kind of store."""
 
     name: str
     example: str
     schemes: tuple[str, ...]
     """The URL schemes that open it."""
-    sync: str
-    """The sync store ..."""
-    aio: str
-    """... and the async one."""
-    migrate: str | None = None
-    """The function that creates its tables from a URL; None if it has none."""
-    check: str | None = None
-    """The function that compares its tables with those that ``migrate`` creates."""
-    risks: str | None = None
-    """The function that returns how the settings of its server can lose records; None if they cannot."""
+    module: str
+    """The module of its classes and functions, imported when needed."""
+    class_name: str
+    """The sync store. The async one has the same name with ``Async`` before it."""
+    functions: tuple[str, ...] = ()
+    """``migrate`` creates its tables from a URL, ``check`` compares them with those that ``migrate`` creates, and
+    ``risks`` returns how the settings of its server can lose records."""
     extra: str
     """What to install: ``semel[…]``; or ``none``."""
     shared_by: str
@@ -56,7 +53,7 @@ class StoreKind:
 
     def store(self, *, awaited: bool = False) -> Any:
         """Return the class. Importing it needs no driver."""
-        return load(self.aio if awaited else self.sync)
+        return load(f"{self.module}:{'Async' if awaited else ''}{self.class_name}")
 
     def traits(self) -> dict[str, bool | str]:
         """Return what the kind promises, by the names of ``TRAITS``."""
@@ -90,34 +87,30 @@ TRAITS: Final = {
     "expiry": "expired records go",
     "atomic_by": "an Op is one",
 }
-"""What is compared, and how it is called in the output."""
+"""What ``semel stores`` compares, and the words for it."""
 
 KINDS: Final = (
     StoreKind(
         name="memory", example="memory:", schemes=("memory",), extra="none",
-        sync="semel.stores.memory:MemoryStore", aio="semel.stores.memory:AsyncMemoryStore",
+        module="semel.stores.memory", class_name="MemoryStore",
         shared_by="one process", survives="nothing", clock="the process's",
         wakes=True, expiry="by sweeps", atomic_by="lock",
     ),
     StoreKind(
         name="SQLite", example="sqlite:///…", schemes=("sqlite",), extra="none",
-        sync="semel.stores.sqlite:SQLiteStore", aio="semel.stores.sqlite:AsyncSQLiteStore",
-        migrate="semel.stores.sqlite:migrate", check="semel.stores.sqlite:check",
+        module="semel.stores.sqlite", class_name="SQLiteStore", functions=("migrate", "check"),
         shared_by="one machine", survives="power cuts", clock="the machine's",
         wakes=False, expiry="by sweeps", atomic_by="transaction",
     ),
     StoreKind(
         name="PostgreSQL", example="postgresql://…", schemes=("postgresql", "postgres"), extra="postgres, asyncpg",
-        sync="semel.stores.postgres:PostgresStore", aio="semel.stores.postgres:AsyncPostgresStore",
-        migrate="semel.stores.postgres:migrate", check="semel.stores.postgres:check",
-        risks="semel.stores.postgres:risks",
+        module="semel.stores.postgres", class_name="PostgresStore", functions=("migrate", "check", "risks"),
         shared_by="all machines", survives="as the server", clock="the server's",
         wakes=True, expiry="by sweeps", atomic_by="statement",
     ),
     StoreKind(
         name="MySQL", example="mysql://…", schemes=("mysql", "mariadb"), extra="mysql, asyncmy",
-        sync="semel.stores.mysql:MySQLStore", aio="semel.stores.mysql:AsyncMySQLStore",
-        migrate="semel.stores.mysql:migrate", check="semel.stores.mysql:check", risks="semel.stores.mysql:risks",
+        module="semel.stores.mysql", class_name="MySQLStore", functions=("migrate", "check", "risks"),
         shared_by="all machines", survives="as the server", clock="the server's",
         wakes=False, expiry="by sweeps", atomic_by="transaction",
     ),
@@ -125,21 +118,19 @@ KINDS: Final = (
         name="Redis", example="redis://…",
         schemes=("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster",
                  "unix"),
-        extra="redis", risks="semel.stores.redis:risks",
-        sync="semel.stores.redis:RedisStore", aio="semel.stores.redis:AsyncRedisStore",
+        extra="redis", module="semel.stores.redis", class_name="RedisStore", functions=("risks",),
         shared_by="all machines", survives="as it is set up", clock="the server's",
         wakes=True, expiry="by themselves", atomic_by="script",
     ),
     StoreKind(
         name="DynamoDB", example="dynamodb://region/table", schemes=("dynamodb",), extra="dynamodb, aiobotocore",
-        sync="semel.stores.dynamodb:DynamoDBStore", aio="semel.stores.dynamodb:AsyncDynamoDBStore",
-        migrate="semel.stores.dynamodb:migrate", check="semel.stores.dynamodb:check",
+        module="semel.stores.dynamodb", class_name="DynamoDBStore", functions=("migrate", "check"),
         shared_by="all machines", survives="as the service", clock="the service's",
         wakes=False, expiry="by themselves", atomic_by="conditional write",
     ),
     StoreKind(
         name="tiered", example="tiered:…,redis://…", schemes=("tiered",), extra="redis",
-        sync="semel.stores.tiered:TieredStore", aio="semel.stores.tiered:AsyncTieredStore",
+        module="semel.stores.tiered", class_name="TieredStore",
         shared_by=AS_PRIMARY, survives=AS_PRIMARY, clock="the primary's",
         wakes=None, expiry=AS_PRIMARY, atomic_by=AS_PRIMARY,
     ),
@@ -189,31 +180,25 @@ def open_any_store(url: str) -> Store:
 
 def migrate_store(url: str) -> list[str]:
     """Create or update the store's tables. Returns the names of the migrations that were applied."""
-    kind, url = _kind_with_tables(url)
-    applied: list[str] = [] if kind.migrate is None else _call(kind.migrate, *_arguments(kind, url))
-    return applied
+    return _call("migrate", url) or []
 
 
 def check_store(url: str) -> None:
     """Raise NotMigrated or SchemaDrift unless the store's tables are what ``migrate_store`` makes. Changes nothing."""
-    kind, url = _kind_with_tables(url)
-    if kind.check is not None:
-        _call(kind.check, *_arguments(kind, url))
+    _call("check", url)
 
 
 def store_risks(url: str) -> list[Risk]:
     """Return the ways in which the settings of the store's server can lose records.
 
-    Those of the Redis in front of a tiered store do not count: what it loses, the primary has.
+    The Redis in front of a tiered store is not asked: what it loses, the primary has.
     """
-    kind, url = _kind_with_tables(url)
-    found: list[Risk] = [] if kind.risks is None else _call(kind.risks, *_arguments(kind, url))
-    return found
+    return _call("risks", url) or []
 
 
 def has_tables(url: str) -> bool:
     """Whether the store has tables to create or check. Redis and memory need none."""
-    return _kind_with_tables(url)[0].migrate is not None
+    return "migrate" in _kind_with_tables(url)[0].functions
 
 
 def has_outbox(url: str) -> bool:
@@ -272,7 +257,7 @@ def _kind_of(url: str) -> tuple[StoreKind, str]:
 
 
 def _kind_with_tables(url: str) -> tuple[StoreKind, str]:
-    """Return the same as ``_kind_of``; for a tiered store, that of the store behind its cache."""
+    """Return the same as ``_kind_of``. A tiered store has the tables of its primary."""
     kind, url = _kind_of(url)
     return _kind_of(tiers(url)[0]) if kind.name == "tiered" else (kind, url)
 
@@ -284,13 +269,17 @@ def _arguments(kind: StoreKind, url: str) -> tuple[str, ...]:
     return (sqlite_path(url) if kind.name == "SQLite" else url,)
 
 
-def _call(function: str, *arguments: str) -> Any:
-    """Call a function of a store's module. Where only the async driver is installed, call its async version."""
+def _call(name: str, url: str) -> Any:
+    """Call a function of the store's module, if it has it. Where only the async driver is installed, its async one."""
+    kind, url = _kind_with_tables(url)
+    if name not in kind.functions:
+        return None
+    arguments = _arguments(kind, url)
     try:
-        return load(function)(*arguments)
+        return load(f"{kind.module}:{name}")(*arguments)
     except MissingDependency as missing:
         try:
-            return asyncio.run(load(f"{function}_async")(*arguments))
+            return asyncio.run(load(f"{kind.module}:{name}_async")(*arguments))
         except (MissingDependency, AttributeError):
             raise missing from None
 

@@ -9,7 +9,7 @@ The classes here are subclasses of ``StoreUnavailable`` ("not stored"). They tel
     ├── NoConnection           no connection could be opened, so nothing was sent
     └── StatementRejected      the statement is wrong, the connection is fine
         ├── DuplicateRow       a row with this key exists
-        └── StatementTooLarge  the server does not accept so many bytes
+        └── StatementTooLarge  the statement has more bytes than the server accepts
 
 Drivers are recognised by a SQLSTATE, an error number or sqlite3's own classes, so this module imports none of them.
 """
@@ -53,7 +53,7 @@ class DuplicateRow(StatementRejected):
 
 
 class StatementTooLarge(StatementRejected, RecordTooLarge):
-    """The server does not accept so many bytes. The Ops of a batch may still be accepted one by one."""
+    """The statement has more bytes than the server accepts. The Ops of a batch may still be accepted one by one."""
 
 
 def rejected(error: Exception) -> StatementRejected:

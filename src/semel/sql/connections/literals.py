@@ -103,8 +103,7 @@ class PacketAnswer:
     __slots__ = ("_pieces", "_results", "_rows", "_touched")
 
     def __init__(self, statement: Statement, own: bool) -> None:
-        one_by_one = own and isinstance(statement, Packet) and not statement.begins
-        self._pieces = statement.pieces if one_by_one and isinstance(statement, Packet) else ()
+        self._pieces = statement.pieces if own and isinstance(statement, Packet) and not statement.begins else ()
         """The pieces that are each committed by themselves."""
         self._results = 0
         self._rows: Rows | None = None

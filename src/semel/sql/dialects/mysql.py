@@ -16,43 +16,32 @@ from semel.core.ops import (
     Claim,
     Claimed,
     Complete,
-    Count,
     Existing,
-    Listing,
-    ListRecords,
     Lookup,
-    Measure,
     Op,
-    Page,
     Record,
     Release,
     Renew,
-    Resolve,
-    Resumable,
     SaveStep,
-    Size,
     Sweep,
     Swept,
 )
-from semel.core.semantics import Row, may_take_over, same_request, state_at, state_of
+from semel.core.semantics import Row, state_of
 from semel.core.states import State, Takeover
 from semel.core.trail.moments import TRAIL_OPS
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
 from semel.sql.connections.errors import Contention, DuplicateRow, LockHeld
-from semel.sql.dialects.results import (
-    COUNTED,
-    OVERDUE,
+from semel.sql.dialects.records import (
+    RECORD_OPS,
     TRIES,
+    RecordTable,
     add_steps,
     checked_moment,
     find_records,
-    has_forgettable,
-    list_page,
+    judge_claims,
     one_by_one,
-    resolve_record,
-    resumable_page,
-    size_of,
+    record_program,
 )
 from semel.sql.inbox import INBOX_OPS, inbox_program
 from semel.sql.outbox import RELAY_OPS, mysql_program
@@ -63,12 +52,10 @@ _LEFT: Final = (
     "TIMESTAMPDIFF(MICROSECOND, {{now}}, lease_end), TIMESTAMPDIFF(MICROSECOND, created, {{now}}), "
     "TIMESTAMPDIFF(MICROSECOND, {{now}}, expires)"
 )
-_COLUMNS: Final = f"id, state, takeover, token, attempt, nonce, origin, steps, fingerprint, snapshot, {_LEFT}"
+_COLUMNS: Final = f"id, token, state, takeover, attempt, nonce, origin, steps, fingerprint, snapshot, {_LEFT}"
 _EXPIRED: Final = (
     "expires <= {{now}} AND (state = 2 OR (state = 1 AND lease_end <= {{now}} AND takeover = 0))"  # counts as absent
 )
-
-
 _LATEST: Final = "9999-12-31 23:59:59.999999"
 
 
@@ -106,20 +93,21 @@ def _micros(seconds: float) -> int:
 def _claims(ops: list[Claim], *, returning: bool) -> Program[list[Any]]:
     answers: dict[bytes, Claimed | Existing] = {}
     left = {op.id: op for op in ops}
-    resumed: list[dict[str, Any]] = []
+    resumed: list[tuple[bytes, int]] = []
     for _ in range(TRIES):
         values = [_claim_row(op) for op in left.values()]
         if returning:
             rows = yield Packet(Piece(_Q["claim_returning"], values))
         else:
             rows = yield Packet(Piece(_Q["clock"]), Piece(_SHARED["claim"], values), Piece(_SHARED["look"], values))
-        silent = _judge(rows, left, answers, resumed)
-        if silent:
+        changes, found = judge_claims(rows, left, answers, 1e6)
+        resumed += found
+        if changes:
             # A claim that loses a race against another stays in `left`.
-            _judge((yield _take(silent)), left, answers, resumed)
+            resumed += judge_claims((yield _change(changes)), left, answers, 1e6)[1]
         if not left:
             if resumed:
-                steps = yield Packet(Piece(_Q["steps"], resumed))
+                steps = yield Packet(Piece(_Q["steps"], [{"id": id, "origin": origin} for id, origin in resumed]))
                 add_steps(answers, ((id, name.decode(), value) for id, name, value in steps))
             return [answers[op.id] for op in ops]
     raise StoreUnavailable(f"a record changed {TRIES} times while it was being claimed")
@@ -132,45 +120,13 @@ def _claim_row(op: Claim, token: int = 0) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _judge(
-    rows: Rows, left: dict[bytes, Claim], answers: dict[bytes, Claimed | Existing], resumed: list[dict[str, Any]]
-) -> list[tuple[Claim, State, int, int]]:
-    """Answer what can be answered; return the records to replace, take over or mark as unknown.
-
-    Each is (claim, state, takeover, token). A record that is missing among the rows is gone, and is claimed again.
-    """
-    silent: list[tuple[Claim, State, int, int]] = []
-    for row in rows:
-        id, stored, takeover, token, attempt, nonce, origin, steps, fingerprint, snapshot, lease, age, expires = row
-        op = left[id]
-        state = state_at(stored, takeover, lease, expires)
-        if state is State.RUNNING and nonce == op.nonce:
-            answers[id] = Claimed(token, attempt)
-            if steps:
-                resumed.append({"id": id, "origin": origin})
-            del left[id]
-        elif state is State.ABSENT or (state is State.ABANDONED and same_request(fingerprint, op.fingerprint)):
-            silent.append((op, state, takeover, token))
-        else:
-            record = Record(
-                id, state, token, attempt, fingerprint, snapshot, lease / 1e6, age / 1e6, expires / 1e6, op.tenant,
-                op.operation, op.key,
-            )  # fmt: skip
-            answers[id] = Existing(record)
-            del left[id]
-    return silent
-
-
-def _take(silent: list[tuple[Claim, State, int, int]]) -> Packet:
+def _change(changes: dict[str, list[tuple[Claim, Record]]]) -> Packet:
     """Replace expired records, take over abandoned ones, mark as unknown the others, and read the result."""
-    values: dict[str, list[dict[str, Any]]] = {"replace": [], "take_over": [], "refuse": []}
-    for op, state, takeover, token in silent:
-        if state is State.ABSENT:
-            values["replace"].append(_claim_row(op, token))
-        else:
-            values["take_over" if may_take_over(takeover, op.takeover) else "refuse"].append(_claim_row(op, token))
-    changes = [Piece(_SHARED[name], rows) for name, rows in values.items() if rows]
-    return Packet(Piece(_Q["clock"]), *changes, Piece(_SHARED["look"], [{"id": op.id} for op, *_ in silent]))
+    pieces = [
+        Piece(_SHARED[name], [_claim_row(op, record.token) for op, record in pairs]) for name, pairs in changes.items()
+    ]
+    ids = [{"id": op.id} for pairs in changes.values() for op, _ in pairs]
+    return Packet(Piece(_Q["clock"]), *pieces, Piece(_SHARED["look"], ids))
 
 
 def _moved(name: str, rows: list[dict[str, Any]], state: State) -> Program[set[bytes]]:
@@ -240,19 +196,13 @@ def _lookups(ops: list[Lookup]) -> Program[list[Any]]:
     return find_records(ops, (yield Packet(Piece(_Q["lookup"], [{"id": op.id} for op in ops]))), 1e6)
 
 
-def _resolve(op: Resolve) -> Program[State]:
-    def lookup() -> Program[Record | None]:
-        return (yield from _lookups([Lookup(op.id)]))[0]  # type: ignore[no-any-return]
+def _ask(name: str, **parameters: Any) -> Program[Rows]:
+    query = _Q[name]
+    rows = yield Packet(Piece(query, **parameters))
+    return () if query.writes and not rows[0][0] else rows  # a change returns how many rows it has touched
 
-    def free(record: Record) -> Program[bool]:
-        freed = Piece(_Q["free"], id=op.id, token=record.token, done=int(record.state is State.DONE))
-        return bool((yield Packet(freed))[0][0])
 
-    def complete(record: Record) -> Program[bool]:
-        done = Piece(_Q["resolve_done"], id=op.id, token=record.token, snapshot=op.snapshot, ttl=_micros(op.ttl))
-        return bool((yield Packet(done))[0][0])
-
-    return resolve_record(op, lookup, free, complete)
+_TABLE: Final = RecordTable(_ask, _lookups, partial(checked_moment, latest=_LATEST), span=_micros, second=1e6)
 
 
 def _sweep(op: Sweep) -> Program[Swept]:
@@ -268,44 +218,14 @@ def _sweep(op: Sweep) -> Program[Swept]:
     return Swept(len(dead), len(silent))
 
 
-def _count(op: Count) -> Program[int]:
-    return (yield Packet(Piece(_Q["count"], tenant=op.tenant, most=op.limit)))[0][0]  # type: ignore[no-any-return]
-
-
-def _inputs(op: Resumable) -> Program[Page]:
-    rows = yield Packet(Piece(_Q["inputs"], after=op.after, most=op.limit))
-    if has_forgettable(rows):
-        yield Packet(Piece(_Q["forget_inputs"], after=op.after, last=rows[-1][0]))
-    return resumable_page(op, rows, 1e6)
-
-
-def _list(op: ListRecords) -> Program[Listing]:
-    def newest(place: str, past: int, most: int) -> Program[Rows]:
-        upto = checked_moment(place) if place else _LATEST
-        return (yield Packet(Piece(_Q["newest"], place=upto, past=past, most=most)))
-
-    def by_id(id: bytes, most: int) -> Program[Rows]:
-        return (yield Packet(Piece(_Q["by_id"], id=id, most=most)))
-
-    return list_page(op, newest, by_id, 1e6)
-
-
-def _measure(op: Measure) -> Program[Size]:
-    return size_of((yield Packet(Piece(_Q["measure"], most=COUNTED + 1, oldest=OVERDUE))), 1e6)
-
-
 _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Renew: _renewals,
     Complete: _completions,
     Release: _releases,
     SaveStep: one_by_one(_save_step),
     Lookup: _lookups,
-    Resolve: one_by_one(_resolve),
     Sweep: one_by_one(_sweep),
-    Count: one_by_one(_count),
-    Resumable: one_by_one(_inputs),
-    ListRecords: one_by_one(_list),
-    Measure: one_by_one(_measure),
+    **dict.fromkeys(RECORD_OPS, one_by_one(partial(record_program, _TABLE))),
     **dict.fromkeys(INBOX_OPS, one_by_one(partial(inbox_program, "mysql"))),
     **dict.fromkeys(RELAY_OPS, one_by_one(mysql_program)),
     **dict.fromkeys(TRAIL_OPS, one_by_one(partial(trail_program, "mysql"))),
@@ -314,7 +234,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
 
 # The transactional mode: programs for the caller's connection
 #
-# MySQL has no lock that ends with the transaction except that of a row. So the key is locked by inserting its row,
+# In MySQL only the lock of a row ends with the transaction. So the key is locked by inserting its row,
 # which is completed when the handler is done: two statements, and the primary key decides. An existing record is read
 # only when that insert fails.
 

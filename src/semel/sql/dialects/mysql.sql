@@ -129,6 +129,10 @@ SELECT COUNT(*) FROM (
     LIMIT :most
 ) AS live
 
+-- name: count_without_tenant (reads)
+-- The index by tenant has these records, too.
+{{count}}
+
 -- name: newest (reads)
 -- Records up to a place, by the index on "sweep_after" backwards. That column is set by the claim, so a record keeps its
 -- place while it changes.

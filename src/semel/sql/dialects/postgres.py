@@ -12,43 +12,32 @@ from semel.core.ops import (
     Claim,
     Claimed,
     Complete,
-    Count,
     Existing,
-    Listing,
-    ListRecords,
     Lookup,
-    Measure,
     Op,
-    Page,
     Record,
     Release,
     Renew,
-    Resolve,
-    Resumable,
     SaveStep,
-    Size,
     Sweep,
     Swept,
 )
-from semel.core.semantics import Row, may_take_over, same_request, state_at
+from semel.core.semantics import Row
 from semel.core.states import State, Takeover
 from semel.core.trail.moments import TRAIL_OPS
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.core.values import value
 from semel.errors import StoreUnavailable
-from semel.sql.dialects.results import (
-    COUNTED,
-    OVERDUE,
+from semel.sql.dialects.records import (
+    RECORD_OPS,
     TRIES,
+    RecordTable,
     add_steps,
     checked_moment,
     find_records,
-    has_forgettable,
-    list_page,
+    judge_claims,
     one_by_one,
-    resolve_record,
-    resumable_page,
-    size_of,
+    record_program,
 )
 from semel.sql.inbox import INBOX_OPS, inbox_program
 from semel.sql.outbox import POSTGRES_PROGRAMS
@@ -59,6 +48,12 @@ from semel.sql.trail import trail_program
 CHANNEL: Final = "semel"
 """The channel of notifications; the payload is the record's id in hex."""
 
+_WORDS: Final = {
+    "now": "statement_timestamp()",
+    "token": "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
+    "notify": f"pg_notify('{CHANNEL}', encode(id, 'hex'))::text",
+}
+"""What stands in double braces in the .sql files."""
 _Q: Final = load_queries(
     "semel.sql.dialects",
     "postgres.sql",
@@ -67,9 +62,7 @@ _Q: Final = load_queries(
         "extract(epoch FROM {{now}} - created)::float8, extract(epoch FROM expires - {{now}})::float8, takeover, "
         "tenant, operation, key, to_char(sweep_after AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US')"
     ),
-    now="statement_timestamp()",
-    token="(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
-    notify=f"pg_notify('{CHANNEL}', encode(id, 'hex'))::text",
+    **_WORDS,
 )
 
 
@@ -82,43 +75,10 @@ def _claims(ops: list[Claim]) -> Program[list[Any]]:
     answers: dict[bytes, Claimed | Existing] = {}
     left = {op.id: op for op in ops}
     for _ in range(TRIES):
-        claims = list(left.values())
-        rows = yield _Q["claim"](
-            ids=[op.id for op in claims],
-            nonces=[op.nonce for op in claims],
-            fingerprints=[op.fingerprint for op in claims],
-            leases=[op.lease for op in claims],
-            ttls=[op.ttl for op in claims],
-            takeovers=[op.takeover for op in claims],
-            tenants=[op.tenant for op in claims],
-            operations=[op.operation for op in claims],
-            keys=[op.key for op in claims],
-        )
-        silent: list[tuple[Claim, Record, int]] = []
-        resumed: list[tuple[bytes, int]] = []
-        for row in rows:
-            id, token, stored, takeover, attempt, nonce, origin, steps, fingerprint, snapshot, lease, age, expires = row
-            if not stored:
-                answers[id] = Claimed(token, 1)
-                del left[id]
-                continue
-            op = left[id]
-            state = state_at(stored, takeover, lease, expires)
-            record = Record(
-                id, state, token, attempt, fingerprint, snapshot, lease, age, expires, op.tenant, op.operation, op.key
-            )
-            if state is State.RUNNING and nonce == op.nonce:
-                answers[id] = Claimed(token, attempt)
-                if steps:
-                    resumed.append((id, origin))
-                del left[id]
-            elif state is State.ABSENT or (state is State.ABANDONED and same_request(fingerprint, op.fingerprint)):
-                silent.append((op, record, takeover))
-            else:
-                answers[id] = Existing(record)
-                del left[id]
-        if silent:
-            resumed += yield from _take(silent, left, answers)
+        rows = yield Statement(_Q["claim"], _claim_columns(list(left.values())))
+        changes, resumed = judge_claims(rows, left, answers)
+        if changes:
+            resumed += yield from _change(changes, left, answers)
         if resumed:
             steps = yield _Q["steps"](ids=[id for id, _ in resumed], origins=[origin for _, origin in resumed])
             add_steps(answers, steps)
@@ -127,38 +87,40 @@ def _claims(ops: list[Claim]) -> Program[list[Any]]:
     raise StoreUnavailable(f"a record changed {TRIES} times while it was being claimed")
 
 
-def _take(
-    silent: list[tuple[Claim, Record, int]], left: dict[bytes, Claim], answers: dict[bytes, Claimed | Existing]
+def _claim_columns(claims: list[Claim]) -> dict[str, Any]:
+    return {
+        "ids": [op.id for op in claims],
+        "nonces": [op.nonce for op in claims],
+        "fingerprints": [op.fingerprint for op in claims],
+        "leases": [op.lease for op in claims],
+        "ttls": [op.ttl for op in claims],
+        "takeovers": [op.takeover for op in claims],
+        "tenants": [op.tenant for op in claims],
+        "operations": [op.operation for op in claims],
+        "keys": [op.key for op in claims],
+    }
+
+
+def _change(
+    changes: dict[str, list[tuple[Claim, Record]]], left: dict[bytes, Claim], answers: dict[bytes, Claimed | Existing]
 ) -> Program[list[tuple[bytes, int]]]:
     """Replace expired records, take over abandoned ones, mark as unknown those that may not be taken over.
 
     A claim that loses a race stays in ``left``. Returns the records whose steps are to be read: (id, origin).
     """
-    expired = [(op, record) for op, record, _ in silent if record.state is State.ABSENT]
-    abandoned = [(op, record, takeover) for op, record, takeover in silent if record.state is State.ABANDONED]
-    taken = [(op, record) for op, record, takeover in abandoned if may_take_over(takeover, op.takeover)]
-    refused = {op.id: record for op, record, takeover in abandoned if not may_take_over(takeover, op.takeover)}
     resumed: list[tuple[bytes, int]] = []
-    for query, pairs in ((_Q["replace"], expired), (_Q["take_over"], taken)):
+    for name in ("replace", "take_over"):
+        pairs = changes.get(name)
         if not pairs:
             continue
-        rows = yield query(
-            ids=[op.id for op, _ in pairs],
-            tokens=[record.token for _, record in pairs],
-            nonces=[op.nonce for op, _ in pairs],
-            fingerprints=[op.fingerprint for op, _ in pairs],
-            leases=[op.lease for op, _ in pairs],
-            ttls=[op.ttl for op, _ in pairs],
-            takeovers=[op.takeover for op, _ in pairs],
-            tenants=[op.tenant for op, _ in pairs],
-            operations=[op.operation for op, _ in pairs],
-            keys=[op.key for op, _ in pairs],
-        )
+        columns = _claim_columns([op for op, _ in pairs])
+        rows = yield _Q[name](**columns, tokens=[record.token for _, record in pairs])
         for id, token, attempt, origin, steps in rows:
             answers[id] = Claimed(token, attempt)
             del left[id]
             if steps:
                 resumed.append((id, origin))
+    refused = {op.id: record for op, record in changes.get("refuse", ())}
     if refused:
         tokens = [record.token for record in refused.values()]
         for (id,) in (yield _Q["refuse"](ids=list(refused), tokens=tokens)):
@@ -167,16 +129,12 @@ def _take(
     return resumed
 
 
-def _held(rows: Sequence[Sequence[Any]], ops: Sequence[Op[Any]]) -> list[bool]:
-    held = {row[0] for row in rows}
-    return [op.id in held for op in ops]
-
-
 def _renewals(ops: list[Renew]) -> Program[list[Any]]:
     rows = yield _Q["renew"](
         ids=[op.id for op in ops], tokens=[op.token for op in ops], leases=[op.lease for op in ops]
     )
-    return _held(rows, ops)
+    held = {row[0] for row in rows}
+    return [op.id in held for op in ops]
 
 
 def _completions(ops: list[Complete]) -> Program[list[Any]]:
@@ -218,17 +176,11 @@ def _lookups(ops: list[Lookup]) -> Program[list[Any]]:
     return find_records(ops, (yield _Q["lookup"](ids=[op.id for op in ops])))
 
 
-def _resolve(op: Resolve) -> Program[State]:
-    def lookup() -> Program[Record | None]:
-        return (yield from _lookups([Lookup(op.id)]))[0]  # type: ignore[no-any-return]
+def _ask(name: str, **parameters: Any) -> Program[Rows]:
+    return (yield Statement(_Q[name], parameters))
 
-    def free(record: Record) -> Program[bool]:
-        return bool((yield _Q["free"](id=op.id, token=record.token, done=record.state is State.DONE)))
 
-    def complete(record: Record) -> Program[bool]:
-        return bool((yield _Q["resolve_done"](id=op.id, token=record.token, snapshot=op.snapshot, ttl=op.ttl)))
-
-    return resolve_record(op, lookup, free, complete)
+_TABLE: Final = RecordTable(_ask, _lookups, partial(checked_moment, latest="infinity"), span=float, second=1.0)
 
 
 def _sweep(op: Sweep) -> Program[Swept]:
@@ -236,35 +188,6 @@ def _sweep(op: Sweep) -> Program[Swept]:
     left = op.limit - removed
     unknown = (yield _Q["sweep_unknown"](count=left))[0][0] if left > 0 else 0
     return Swept(removed, unknown)
-
-
-def _count(op: Count) -> Program[int]:
-    if op.tenant:
-        rows = yield _Q["count"](tenant=op.tenant, most=op.limit)
-    else:
-        rows = yield _Q["count_without_tenant"](most=op.limit)
-    return rows[0][0]  # type: ignore[no-any-return]
-
-
-def _inputs(op: Resumable) -> Program[Page]:
-    rows = yield _Q["inputs"](after=op.after, most=op.limit)
-    if has_forgettable(rows):
-        yield _Q["forget_inputs"](after=op.after, last=rows[-1][0])
-    return resumable_page(op, rows)
-
-
-def _list(op: ListRecords) -> Program[Listing]:
-    def newest(place: str, past: int, most: int) -> Program[Rows]:
-        return (yield _Q["newest"](place=checked_moment(place) if place else "infinity", past=past, most=most))
-
-    def by_id(id: bytes, most: int) -> Program[Rows]:
-        return (yield _Q["by_id"](id=id, most=most))
-
-    return list_page(op, newest, by_id)
-
-
-def _measure(op: Measure) -> Program[Size]:
-    return size_of((yield _Q["measure"](most=COUNTED + 1, oldest=OVERDUE)))
 
 
 @value
@@ -288,13 +211,9 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Release: _releases,
     SaveStep: one_by_one(save_step),
     Lookup: _lookups,
-    Resolve: one_by_one(_resolve),
     Sweep: one_by_one(_sweep),
-    Count: one_by_one(_count),
-    Resumable: one_by_one(_inputs),
-    ListRecords: one_by_one(_list),
-    Measure: one_by_one(_measure),
     WatchRecord: _watches,
+    **dict.fromkeys(RECORD_OPS, one_by_one(partial(record_program, _TABLE))),
     **dict.fromkeys(INBOX_OPS, one_by_one(partial(inbox_program, "postgresql"))),
     **{kind: one_by_one(program) for kind, program in {**POSTGRES_PROGRAMS, **LOG_PROGRAMS}.items()},
     **dict.fromkeys(TRAIL_OPS, one_by_one(partial(trail_program, "postgresql"))),
@@ -303,13 +222,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
 
 # The transactional mode: programs for the caller's connection
 
-_IN_TRANSACTION: Final = load_queries(
-    "semel.sql.dialects",
-    "postgres_transaction.sql",
-    now="statement_timestamp()",
-    token="(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
-    notify=f"pg_notify('{CHANNEL}', encode(id, 'hex'))::text",
-)
+_IN_TRANSACTION: Final = load_queries("semel.sql.dialects", "postgres_transaction.sql", **_WORDS)
 _LOCK: Final = _IN_TRANSACTION["lock"]
 _KEEP: Final = _IN_TRANSACTION["keep"]
 _COLUMN: Final = Struct("!ii").unpack_from

@@ -204,6 +204,9 @@ LEFT JOIN LATERAL (
     WHERE bytes < {{bytes}} OR commits = 0 OR commits = 1 AND get_byte(data, 0) = 67
 ) AS p ON true
 
+-- name: pause (reads)
+SELECT pg_sleep(0.01)::text
+
 -- name: note (writes)
 WITH me AS (
     UPDATE semel_relay SET lease_end = greatest(lease_end, {{now}} + :lease::float8 * interval '1 second')

@@ -16,21 +16,13 @@ from semel.core.ops import (
     Claim,
     Claimed,
     Complete,
-    Count,
     Existing,
-    Listing,
-    ListRecords,
     Lookup,
-    Measure,
     Op,
-    Page,
     Record,
     Release,
     Renew,
-    Resolve,
-    Resumable,
     SaveStep,
-    Size,
     Sweep,
     Swept,
 )
@@ -39,17 +31,7 @@ from semel.core.states import State, Takeover
 from semel.core.trail.moments import TRAIL_OPS
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
-from semel.sql.dialects.results import (
-    COUNTED,
-    OVERDUE,
-    TRIES,
-    find_records,
-    has_forgettable,
-    list_page,
-    resolve_record,
-    resumable_page,
-    size_of,
-)
+from semel.sql.dialects.records import RECORD_OPS, TRIES, RecordTable, find_records, record_program
 from semel.sql.inbox import INBOX_OPS, inbox_program
 from semel.sql.outbox import RELAY_OPS, sqlite_program
 from semel.sql.program import Program, Rows, Statement, load_queries
@@ -147,20 +129,6 @@ def lookup(op: Lookup, clock: Clock) -> Program[Record | None]:
     return find_records([op], (yield _Q["lookup"](id=op.id, now=clock())), 1e6)[0]
 
 
-def resolve(op: Resolve, clock: Clock) -> Program[State]:
-    def complete(record: Record) -> Program[bool]:
-        rows = yield _Q["resolve_done"](
-            id=op.id, token=record.token, snapshot=op.snapshot, now=clock(), ttl=_micros(op.ttl)
-        )
-        return bool(rows)
-
-    def free(record: Record) -> Program[bool]:
-        rows = yield _Q["free"](id=op.id, token=record.token, done=record.state is State.DONE, now=clock())
-        return bool(rows)
-
-    return resolve_record(op, lambda: lookup(Lookup(op.id), clock), free, complete)
-
-
 def sweep(op: Sweep, clock: Clock) -> Program[Swept]:
     gone = yield _Q["sweep"](now=clock(), count=op.limit)
     for id, steps in gone:
@@ -171,37 +139,20 @@ def sweep(op: Sweep, clock: Clock) -> Program[Swept]:
     return Swept(len(gone), len(unknown))
 
 
-def count(op: Count, clock: Clock) -> Program[int]:
-    if op.tenant:
-        rows = yield _Q["count"](tenant=op.tenant, now=clock(), most=op.limit)
-    else:
-        rows = yield _Q["count_without_tenant"](now=clock(), most=op.limit)
-    found: int = rows[0][0]
-    return found
+def _record_program(op: Op[Any], clock: Clock) -> Program[Any]:
+    def ask(name: str, **parameters: Any) -> Program[Rows]:
+        return (yield Statement(_Q[name], {**parameters, "now": clock()}))
+
+    def lookups(ops: list[Lookup]) -> Program[list[Record | None]]:
+        return find_records(ops, (yield from ask("lookup", id=ops[0].id)), 1e6)
+
+    return record_program(RecordTable(ask, lookups, _place, span=_micros, second=1e6), op)
 
 
-def resumable(op: Resumable, clock: Clock) -> Program[Page]:
-    rows = yield _Q["inputs"](after=op.after, now=clock(), most=op.limit)
-    if has_forgettable(rows):
-        yield _Q["forget_inputs"](after=op.after, last=rows[-1][0])
-    return resumable_page(op, rows, 1e6)
-
-
-def list_records(op: ListRecords, clock: Clock) -> Program[Listing]:
-    def newest(place: str, past: int, most: int) -> Program[Rows]:
-        if place and not place.isdecimal():
-            raise not_a_place(place)
-        upto = min(int(place or _LATEST), _LATEST)
-        return (yield _Q["newest"](place=upto, past=past, most=most, now=clock()))
-
-    def by_id(id: bytes, most: int) -> Program[Rows]:
-        return (yield _Q["by_id"](id=id, most=most, now=clock()))
-
-    return list_page(op, newest, by_id, 1e6)
-
-
-def measure(op: Measure, clock: Clock) -> Program[Size]:
-    return size_of((yield _Q["measure"](most=COUNTED + 1, oldest=OVERDUE, now=clock())), 1e6)
+def _place(place: str) -> int:
+    if place and not place.isdecimal():
+        raise not_a_place(place)
+    return min(int(place or _LATEST), _LATEST)
 
 
 PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
@@ -211,12 +162,8 @@ PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
     Release: release,
     SaveStep: save_step,
     Lookup: lookup,
-    Resolve: resolve,
     Sweep: sweep,
-    Count: count,
-    Resumable: resumable,
-    ListRecords: list_records,
-    Measure: measure,
+    **dict.fromkeys(RECORD_OPS, _record_program),
     **dict.fromkeys(INBOX_OPS, partial(inbox_program, "sqlite")),
     **dict.fromkeys(RELAY_OPS, sqlite_program),
     **dict.fromkeys(TRAIL_OPS, partial(trail_program, "sqlite")),

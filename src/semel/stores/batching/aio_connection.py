@@ -10,7 +10,8 @@ again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from semel.core.ops import Op
@@ -36,6 +37,16 @@ class AsyncBatchDriver(Protocol):
         ...
 
     async def close(self, connection: Any) -> None: ...
+
+
+@asynccontextmanager
+async def connected_async(driver: AsyncBatchDriver, settings: Any) -> AsyncIterator[Any]:
+    """Open a connection, and close it at the end."""
+    connection = await driver.connect(settings)
+    try:
+        yield connection
+    finally:
+        await driver.close(connection)
 
 
 class AsyncRetryingConnection:

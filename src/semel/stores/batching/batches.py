@@ -27,16 +27,16 @@ This module knows the errors of our own tree and what they mean for another try,
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from semel.core.ops import Complete, ListRecords, Measure, Op, Release, Renew, Resolve, SaveStep, Sweep
 from semel.core.trail.moments import TRAIL_OPS
-from semel.errors import RecordTooLarge, SemelError, StoreUnavailable, StoreUncertain
+from semel.errors import SemelError, StoreUnavailable, StoreUncertain
 from semel.sql.connections.errors import Contention, NoConnection, StatementRejected
 from semel.sql.program import PENDING
+from semel.stores.retries import Backoff, public_error
 
 MAX_BATCH: Final = 128
 """Maximum number of Ops in one batch."""
@@ -100,8 +100,6 @@ def result_of(answer: Any) -> Any:
     return answer
 
 
-FIRST_PAUSE: Final = 0.02
-SLOWEST_PAUSE: Final = 0.25
 CONTENTION_TRIES: Final = 5
 """How often a batch is sent that fails because of other transactions: a deadlock, a lock timeout."""
 
@@ -115,12 +113,11 @@ class BatchRetry:
     each is sent alone, so that one bad Op does not fail the others.
     """
 
-    __slots__ = ("_contention", "_left", "_ops", "_pause", "_sent", "_until", "answers", "try_answers")
+    __slots__ = ("_backoff", "_contention", "_left", "_ops", "_sent", "answers", "try_answers")
 
     def __init__(self, ops: Sequence[Op[Any]], retry_for: float) -> None:
         self._ops = ops
-        self._until = time.monotonic() + retry_for
-        self._pause = FIRST_PAUSE
+        self._backoff = Backoff(retry_for)
         self._contention = 0
         self._sent = False
         self._left: list[int] = []
@@ -153,16 +150,8 @@ class BatchRetry:
         if isinstance(error, StoreUncertain) and any(type(op) is Resolve for _, op in self.unanswered()):
             pause = None  # a Resolve must not be sent twice: by then the record may belong to another owner
         if pause is None:
-            public: type[SemelError] = type(error)
-            if isinstance(error, RecordTooLarge):
-                public = RecordTooLarge  # it was too large in earlier tries, too, so nothing was stored
-            elif self._sent:
-                public = StoreUncertain  # an earlier try may have been stored
-            elif isinstance(error, StoreUnavailable):
-                public = StoreUnavailable
             for at, _ in self.unanswered():
-                self.try_answers[at] = public(str(error))
-                self.try_answers[at].__cause__ = error.__cause__
+                self.try_answers[at] = public_error(error, self._sent)
         return pause
 
     def _next_pause(self, error: SemelError) -> float | None:
@@ -173,8 +162,4 @@ class BatchRetry:
             self._sent = True
         elif not isinstance(error, NoConnection):
             return None
-        pause = self._pause
-        if time.monotonic() + pause > self._until:
-            return None
-        self._pause = min(pause * 2, SLOWEST_PAUSE)
-        return pause
+        return self._backoff.next_pause()

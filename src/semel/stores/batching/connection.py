@@ -8,7 +8,8 @@ again.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from semel.core.ops import Op
@@ -33,6 +34,16 @@ class BatchDriver(Protocol):
         ...
 
     def close(self, connection: Any) -> None: ...
+
+
+@contextmanager
+def connected(driver: BatchDriver, settings: Any) -> Iterator[Any]:
+    """Open a connection, and close it at the end."""
+    connection = driver.connect(settings)
+    try:
+        yield connection
+    finally:
+        driver.close(connection)
 
 
 class RetryingConnection:

@@ -1,8 +1,8 @@
 """Records in a DynamoDB table, by boto3 (sync) or aiobotocore (async). Create the table with ``semel migrate URL``."""
 
 from semel.stores.dynamodb.aio import AsyncDynamoDBStore
-from semel.stores.dynamodb.sync import DynamoDBStore, check, migrate, render_template
-from semel.stores.dynamodb.table import cloudformation, iam_policy, terraform
+from semel.stores.dynamodb.migrations import check, cloudformation, iam_policy, migrate, render_template, terraform
+from semel.stores.dynamodb.sync import DynamoDBStore
 
 __all__ = [
     "AsyncDynamoDBStore",

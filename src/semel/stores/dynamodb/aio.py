@@ -1,23 +1,39 @@
-"""The DynamoDB store for one event loop, by aiobotocore. ``sync.py`` says why both stores are written by hand."""
+# Twin: sync.py is generated from this file by make twins.
+# Twin: for one event loop, by aiobotocore -> for threads, by boto3
+# Twin: for one event loop -> for threads
+# Twin: "aiobotocore.session", "aiobotocore" -> "botocore.session", "dynamodb"
+# Twin: "aiobotocore.config", "aiobotocore" -> "botocore.config", "dynamodb"
+# Twin: AioConfig -> Config
+# Twin: _run -> execute
+"""The DynamoDB store for one event loop, by aiobotocore. All callers share one client and its pool of connections.
+
+What is sent, and how replies and errors are judged, is in ``programs.py`` and ``failures.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+
+# sync: from typing import Any, Final, TypeVar, cast
 from typing import Any, TypeVar, cast
 
 from semel.core.ops import Op
 from semel.core.policy import Duration
-from semel.engine.ports import STORE_CLOSED
-from semel.errors import SemelError, StoreError, StoreUnavailable
-from semel.stores.dynamodb.failures import CallRetry, error_of, public_error, take_error, take_reply
+
+# sync only: from semel.engine.forking import survive_forks
+from semel.engine.ports import STORE_CLOSED, execute_each_async
+from semel.errors import SemelError, StoreUnavailable
+from semel.stores.dynamodb.failures import CallRetry, error_of, take_error, take_reply
 from semel.stores.dynamodb.programs import ApiCall, DynamoDBPrograms, Reply
 from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, RETRY_FOR, TIMEOUT, DynamoDBSettings
 from semel.stores.dynamodb.transactions import accept
+from semel.stores.retries import public_error
 from semel.stores.settings import require
 
+# sync only: _client_lock: Final = threading.Lock()
+# sync only: """Many threads may use a client, but only one at a time may create one."""
 R = TypeVar("R")
 
 
@@ -25,6 +41,17 @@ R = TypeVar("R")
 def _session() -> Any:
     """Return the session of the process: it holds the credentials and the slow-to-read model of the service."""
     return require("aiobotocore.session", "aiobotocore").get_session()
+
+
+async def open_client_async(settings: DynamoDBSettings) -> Any:
+    """Return a client with these settings."""
+    config = require("aiobotocore.config", "aiobotocore").AioConfig(**settings.config())
+    try:
+        # sync: with _client_lock:
+        # sync:     return _session().create_client(**settings.client(), config=config)
+        return await _session().create_client(**settings.client(), config=config).__aenter__()
+    except Exception as error:
+        raise public_error(error_of(error, settings.table)) from error
 
 
 class AsyncDynamoDBStore:
@@ -47,17 +74,28 @@ class AsyncDynamoDBStore:
         retry_for: Duration = RETRY_FOR,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Same parameters as ``DynamoDBStore``."""
+        """
+        :param url: ``dynamodb://region/table``; credentials are those of the process, as boto3 finds them.
+        :param timeout: how long the service may take for one call.
+        :param connect_timeout: how long it may take to connect.
+        :param retry_for: how long a call is retried before the Op fails, if it is throttled or gets no response.
+        :param clock: seconds since 1970; by default the service's, from the Date headers of its responses.
+        """
         self._settings = DynamoDBSettings(url, timeout, connect_timeout, retry_for, clock)
         require("aiobotocore.session", "aiobotocore")
         self._programs = DynamoDBPrograms(self._settings.table, self._settings.clock)
         self._client: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stack = AsyncExitStack()
-        self._opening: asyncio.Lock | None = None
-        self._running: dict[int, asyncio.Task[Any]] = {}
+        self._opening = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None  # async only
+        self._running: dict[int, asyncio.Task[Any]] = {}  # async only
+        # sync only: survive_forks(self._forked)
         self._closed = False
 
+    # sync only: def _forked(self) -> None:
+    # sync only:     # The child creates a client of its own; the parent's connections are neither used nor closed.
+    # sync only:     self._parents_client, self._client = self._client, None
+    # sync only:     self._opening = threading.Lock()
+    # async only
     async def execute(self, op: Op[R]) -> R:
         """Run the Op in a task of its own, which a cancelled caller that asks again joins.
 
@@ -70,6 +108,7 @@ class AsyncDynamoDBStore:
             task.add_done_callback(lambda done: self._on_done(op, done))
         return cast(R, await asyncio.shield(task))
 
+    # async only
     def _on_done(self, op: Op[Any], task: asyncio.Task[Any]) -> None:
         if self._running.get(id(op)) is task:
             del self._running[id(op)]
@@ -87,25 +126,7 @@ class AsyncDynamoDBStore:
             return cast(R, stop.value)
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        """Run several Ops at the same time, but those on one record in their order."""
-        answers: list[Any] = [None] * len(ops)
-        by_record: dict[bytes, list[int]] = {}
-        for i, op in enumerate(ops):
-            by_record.setdefault(op.id, []).append(i)
-
-        async def in_order(positions: list[int]) -> None:
-            for i in positions:
-                try:
-                    answers[i] = await self.execute(ops[i])
-                except StoreError as error:
-                    answers[i] = error
-
-        # No task group: it would wrap an error that ends all of them, such as a missing table.
-        ends = await asyncio.gather(*map(in_order, by_record.values()), return_exceptions=True)
-        for end in ends:
-            if end is not None:
-                raise end
-        return answers
+        return await execute_each_async(self.execute, ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
         """Never called: the engine polls."""
@@ -115,14 +136,20 @@ class AsyncDynamoDBStore:
         self._closed = False
 
     async def close(self) -> None:
-        running = [task for task in self._running.values() if task.get_loop() is asyncio.get_running_loop()]
+        loop = asyncio.get_running_loop()  # async only
+        running = [task for task in self._running.values() if task.get_loop() is loop]  # async only
+        # async only
         if running:
             await asyncio.wait(running)
-        self._closed = True
-        self._client = None
-        if self._loop is asyncio.get_running_loop():
-            await self._stack.aclose()
-            self._loop = None
+        # sync: with self._opening:  # a thread may be creating the client
+        # sync:     self._closed = True
+        # sync:     client, self._client = self._client, None
+        client, self._client = self._client, None
+        self._closed = True  # async only
+        # sync: if client is not None:
+        # sync:     client.close()
+        if client is not None and self._loop is loop:
+            await client.close()
 
     async def _send(self, call: ApiCall, retry: CallRetry) -> Reply:
         """Make a call, and repeat it as ``retry`` says. Returns the reply."""
@@ -141,24 +168,15 @@ class AsyncDynamoDBStore:
             await asyncio.sleep(answer)
 
     async def _open(self) -> Any:
-        loop = asyncio.get_running_loop()
-        if self._closed:
-            raise StoreUnavailable(STORE_CLOSED)
-        if self._loop is not loop:
-            self._loop, self._client, self._stack, self._opening = loop, None, AsyncExitStack(), asyncio.Lock()
-        if self._client is None:
-            assert self._opening is not None
+        # async only
+        if self._loop is not asyncio.get_running_loop():
+            self._loop, self._client, self._opening = asyncio.get_running_loop(), None, asyncio.Lock()
+        client = self._client
+        if client is None:
             async with self._opening:
+                if self._closed:
+                    raise StoreUnavailable(STORE_CLOSED)
                 if self._client is None:
-                    self._client = await self._new_client()
-        return self._client
-
-    async def _new_client(self) -> Any:
-        session = _session()
-        config = require("aiobotocore.config", "aiobotocore").AioConfig(**self._settings.config())
-        try:
-            return await self._stack.enter_async_context(
-                session.create_client(**self._settings.client(), config=config)
-            )
-        except Exception as error:
-            raise public_error(error_of(error, self._settings.table)) from error
+                    self._client = await open_client_async(self._settings)
+                client = self._client
+        return client

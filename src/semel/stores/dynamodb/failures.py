@@ -6,7 +6,6 @@ the async store share these decisions: they only make the call, and sleep.
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 from semel.errors import (
@@ -21,8 +20,8 @@ from semel.sql.connections.errors import Contention, NoConnection, StatementReje
 from semel.stores.dynamodb.programs import ApiCall, ConditionNotMet, Reply
 from semel.stores.dynamodb.settings import DynamoDBSettings
 from semel.stores.dynamodb.transactions import TRANSACT, TransactionCancelled, TransactionInvalid, answer_of_transaction
+from semel.stores.retries import Backoff, public_error
 
-FIRST_PAUSE: Final = 0.02
 SLOWEST_PAUSE: Final = 0.5
 _READS: Final = frozenset({"describe_table", "get_item", "scan"})
 _BUSY: Final = frozenset({
@@ -39,11 +38,10 @@ _DENIED: Final = frozenset({
 class CallRetry:
     """How long the calls of one Op are retried."""
 
-    __slots__ = ("_pause", "_sent", "_until")
+    __slots__ = ("_backoff", "_sent")
 
     def __init__(self, retry_for: float) -> None:
-        self._until = time.monotonic() + retry_for
-        self._pause = FIRST_PAUSE
+        self._backoff = Backoff(retry_for, SLOWEST_PAUSE)
         self._sent = False
 
     def note_write(self) -> None:
@@ -58,15 +56,9 @@ class CallRetry:
         uncertain = isinstance(error, StoreUncertain)
         self._sent = self._sent or uncertain
         again = isinstance(error, (Contention, NoConnection)) or (uncertain and not once)
-        pause = self._pause
-        if not again or time.monotonic() + pause > self._until:
-            if isinstance(error, RecordTooLarge):
-                raise error  # it was too large in earlier tries, too, so nothing was stored
-            if isinstance(error, StoreUnavailable):
-                # Once anything was sent, nobody can say that nothing was stored.
-                raise (StoreUncertain if self._sent else StoreUnavailable)(str(error)) from error.__cause__
-            raise error
-        self._pause = min(pause * 2, SLOWEST_PAUSE)
+        pause = self._backoff.next_pause() if again else None
+        if pause is None:
+            raise public_error(error, self._sent)
         return pause
 
 
@@ -124,13 +116,6 @@ def error_of(error: Exception, table: str) -> SemelError:
     if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)):
         return NoConnection(f"DynamoDB cannot be reached: {text}")
     return StoreUncertain(f"DynamoDB did not answer: {text}")
-
-
-def public_error(error: SemelError) -> SemelError:
-    """Return the error that a caller gets: how it would be retried does not concern the caller."""
-    if isinstance(error, (Contention, StatementRejected, NoConnection)):
-        return StoreUnavailable(str(error))
-    return error
 
 
 def _error_of_response(response: dict[str, Any], text: str, table: str) -> SemelError:

@@ -188,7 +188,7 @@ class DynamoDBPrograms:
                 return (yield from self._completed(op, now))
             # Whatever the reasons say: another owner may have come, or an earlier try may have succeeded although its
             # response was lost. The record shows which.
-            item = reply.record() or _item_of((yield ApiCall("get_item", self._key(op.id))))
+            item = reply.record() or (yield from self._item(op.id))
             row = to_row(item)[0] if item else None
             if row is None or row.token != op.token:
                 return False
@@ -216,8 +216,7 @@ class DynamoDBPrograms:
         )
 
     def release(self, op: Release) -> CallProgram[Any]:
-        reply = yield ApiCall("get_item", self._key(op.id))
-        return (yield from self._settle(op, _item_of(reply)))
+        return (yield from self._settle(op, (yield from self._item(op.id))))
 
     def save_step(self, op: SaveStep) -> CallProgram[Any]:
         values: Item = {":step": {"L": [{"N": str(op.position)}, {"B": check_size(op.value)}]}}
@@ -231,26 +230,22 @@ class DynamoDBPrograms:
         return (yield from self._settle(op, reply.item)) if isinstance(reply, ConditionNotMet) else True
 
     def lookup(self, op: Lookup) -> CallProgram[Any]:
-        item = _item_of((yield ApiCall("get_item", self._key(op.id))))
+        item = yield from self._item(op.id)
         row = to_row(item)[0] if item else None
         record = semantics.lookup(row, op, self.clock.earliest())[1]
         return record and _aged(record)
 
     def resolve(self, op: Resolve) -> CallProgram[State]:
-        reply = yield ApiCall("get_item", self._key(op.id))
-        found: State = yield from self._settle(op, _item_of(reply), once=True)
-        return found
+        item = yield from self._item(op.id)
+        return (yield from self._settle(op, item, once=True))  # type: ignore[no-any-return]
 
     def sweep(self, op: Sweep) -> CallProgram[Swept]:
         """Remove expired records, and mark abandoned ones as unknown. The service removes most of them by itself."""
         removed = unknown = 0
         now = self.clock.earliest()
         for _ in range(SCAN_PAGES if op.limit else 0):
-            begin = {"ExclusiveStartKey": self._scanned} if self._scanned else {}
-            page = yield ApiCall("scan", {**_EXPIRED, "TableName": self.table, **begin,
-                                       "ExpressionAttributeValues": {**_EXPIRED["ExpressionAttributeValues"],
-                                                                     ":now": {"N": micros(now)}}})  # fmt: skip
-            assert isinstance(page, dict)
+            values = {":done": _number(State.DONE), ":running": _number(State.RUNNING), ":now": {"N": micros(now)}}
+            page = yield from self._scan(_EXPIRED, self._scanned, ExpressionAttributeValues=values)
             for item in page.get("Items", ()):
                 row, version = to_row(item)
                 verdict = semantics.sweepable(row, now)
@@ -278,9 +273,7 @@ class DynamoDBPrograms:
         while True:
             left = op.look - looked_at
             most = left if semantics.is_filtered(op) else min(left, op.limit - len(found))
-            begin = {"ExclusiveStartKey": start} if start else {}
-            page = yield ApiCall("scan", {**_LISTED, "TableName": self.table, "Limit": most, **begin})
-            assert isinstance(page, dict)
+            page = yield from self._scan(_LISTED, start, Limit=most)
             items, start = page.get("Items", ()), page.get("LastEvaluatedKey")
             now = self.clock.earliest()
             for at, item in enumerate(items, 1):
@@ -299,9 +292,8 @@ class DynamoDBPrograms:
     def measure(self, op: Measure) -> CallProgram[Size]:
         """What the service knows of the table, some hours old. A few records show whether some are overdue."""
         reply = yield ApiCall("describe_table", {"TableName": self.table})
-        page = yield ApiCall("scan", {**_LISTED, "TableName": self.table, "Limit": MEASURED})
         assert isinstance(reply, dict)
-        assert isinstance(page, dict)
+        page = yield from self._scan(_LISTED, None, Limit=MEASURED)
         now = self.clock.earliest()
         rows = [to_row({"steps": {"M": {}}, **item})[0] for item in page.get("Items", ())]
         overdue = [now - max(row.lease_end, row.expires) for row in rows if semantics.sweepable(row, now) is not None]
@@ -345,10 +337,10 @@ class DynamoDBPrograms:
         if changed is not None:
             return self._put(changed, version + 1, _SAME, same, once=once)
         params = {
-            **self._key(row.id), "ConditionExpression": _SAME, "ExpressionAttributeValues": same,
-            "ExpressionAttributeNames": {"#version": "version", "#token": "token"}, **_SHOW,
+            "TableName": self.table, "Key": {"id": {"B": row.id}}, "ConditionExpression": _SAME,
+            "ExpressionAttributeValues": same, "ExpressionAttributeNames": {"#version": "version", "#token": "token"},
+            **_SHOW,
         }  # fmt: skip
-        del params["ConsistentRead"]
         return ApiCall("delete_item", params, once)
 
     def _put(self, row: Row, version: int, condition: str, values: Item, *, once: bool = False) -> ApiCall:
@@ -385,8 +377,19 @@ class DynamoDBPrograms:
         }
         return ApiCall("update_item", params)
 
-    def _key(self, id: bytes) -> dict[str, Any]:
-        return {"TableName": self.table, "Key": {"id": {"B": id}}, "ConsistentRead": True}
+    def _item(self, id: bytes) -> CallProgram[Item | None]:
+        """Read the item of a record."""
+        params = {"TableName": self.table, "Key": {"id": {"B": id}}, "ConsistentRead": True}
+        reply = yield ApiCall("get_item", params)
+        assert isinstance(reply, dict)
+        return reply.get("Item")
+
+    def _scan(self, what: dict[str, Any], after: Item | None, **more: Any) -> CallProgram[dict[str, Any]]:
+        """Read a page of the table, from the key on that the page before has returned."""
+        begin = {"ExclusiveStartKey": after} if after else {}
+        page = yield ApiCall("scan", {"TableName": self.table, "ConsistentRead": True, **what, **begin, **more})
+        assert isinstance(page, dict)
+        return page
 
 
 def _number(state: State) -> dict[str, str]:
@@ -414,18 +417,11 @@ def _aged(record: Record) -> Record:
     return record if record.age >= 0 else replace(record, age=0.0)
 
 
-def _item_of(reply: Reply) -> Item | None:
-    assert isinstance(reply, dict)
-    return reply.get("Item")
-
-
 _SAME: Final = "#version = :version AND #token = :token"
 _SHOW: Final = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
 _EXPIRED: Final[dict[str, Any]] = {
     "FilterExpression": "expires <= :now AND (#state = :done OR (#state = :running AND lease_end <= :now))",
     "ExpressionAttributeNames": {"#state": "state"},
-    "ExpressionAttributeValues": {":done": _number(State.DONE), ":running": _number(State.RUNNING)},
-    "ConsistentRead": True,
 }
 
 _PLACE: Final = "id"
@@ -434,7 +430,6 @@ _SHOWN: Final = [name for name in ATTRIBUTES if name not in ("steps", "snapshot"
 _LISTED: Final[dict[str, Any]] = {
     "ProjectionExpression": ", ".join(f"#{name}" for name in _SHOWN),
     "ExpressionAttributeNames": {f"#{name}": name for name in _SHOWN},
-    "ConsistentRead": True,
 }
 
 _PROGRAMS: Final[dict[type[Op[Any]], Callable[[DynamoDBPrograms, Any], CallProgram[Any]]]] = {

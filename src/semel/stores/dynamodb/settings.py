@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from semel.core.policy import Duration, seconds
@@ -33,48 +33,31 @@ def _local_seconds() -> Callable[[], float]:
     return time.monotonic if boot is None else lambda: time.clock_gettime(boot)
 
 
-class DynamoDBClock(Protocol):
-    def known(self) -> bool:
-        """Whether the time is known yet; if not, a response must come first."""
-        ...
-
-    def now(self) -> float:
-        """Return the best guess, in seconds since 1970."""
-        ...
-
-    def earliest(self) -> float:
-        """Return the time that it is at least: what has ended by then has ended for everyone."""
-        ...
-
-    def learn(self, date: str | None, sent: float, received: float) -> None:
-        """Take in the Date header of a response, and when the call was sent and answered by ``local``."""
-        ...
-
-    def local(self) -> float:
-        """Return this machine's count of seconds."""
-        ...
-
-
 class ServiceClock:
     """The time by the Date headers of the service's responses."""
 
     def __init__(self, local: Callable[[], float] | None = None) -> None:
+        """:param local: this machine's count of seconds."""
         self.local = local or _local_seconds()
         self._bounds: tuple[float, float, float] | None = None
         """Lower and upper bound of the service's time minus ours, and our time when they were found."""
 
     def known(self) -> bool:
+        """Whether the time is known yet; if not, a response must come first."""
         return self._bounds is not None
 
     def now(self) -> float:
+        """Return the best guess, in seconds since 1970."""
         least, most, local = self._widened_bounds()
         return local + (least + most) / 2
 
     def earliest(self) -> float:
+        """Return the time that it is at least: what has ended by then has ended for everyone."""
         least, _, local = self._widened_bounds()
         return local + least
 
     def learn(self, date: str | None, sent: float, received: float) -> None:
+        """Take in the Date header of a response, and when the call was sent and answered by ``local``."""
         try:
             service = parsedate_to_datetime(date or "").timestamp()
         except (ValueError, IndexError):
@@ -99,7 +82,7 @@ class ServiceClock:
 
 
 class CallerClock:
-    """A clock of the caller's: all processes on the table must share it, or have clocks that agree."""
+    """The same by a clock of the caller's: all processes on the table must share it, or have clocks that agree."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.now = self.earliest = clock
@@ -111,6 +94,8 @@ class CallerClock:
     def learn(self, date: str | None, sent: float, received: float) -> None:
         pass
 
+
+DynamoDBClock: TypeAlias = ServiceClock | CallerClock
 
 TIMEOUT: Final = 5.0
 CONNECT_TIMEOUT: Final = 2.0

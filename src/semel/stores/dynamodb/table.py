@@ -1,4 +1,4 @@
-"""The table: its definition, a record as an item and back, checks that a table is ours, and templates to create it.
+"""The table: its definition, a record as an item and back, and checks that a table is ours.
 
 Times are microseconds since 1970 by the service's clock. ``version`` grows with every write, so that a change can be
 conditional on the version that was read. ``ttl`` is for the service, which removes the item some time after it. Only
@@ -8,25 +8,13 @@ out: the service does not take an empty value as the key of an index, and somebo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Any, Final, TypeAlias
 
 from semel.core.semantics import Row
 from semel.core.states import State, Takeover
-from semel.errors import ConfigurationError, RecordTooLarge, SchemaDrift
-
-RIGHTS: Final = (
-    "dynamodb:DeleteItem",
-    "dynamodb:DescribeTable",
-    "dynamodb:GetItem",
-    "dynamodb:PutItem",
-    "dynamodb:Scan",
-    "dynamodb:UpdateItem",
-)
-"""The rights that a store needs at run time. The sweep needs ``Scan``, to mark records as unknown."""
-
+from semel.errors import RecordTooLarge, SchemaDrift
 
 ATTRIBUTES: Final = {
     "id": "B", "version": "N", "state": "N", "takeover": "N", "fingerprint": "B", "tenant": "S", "operation": "S",
@@ -225,55 +213,3 @@ def _to_row(item: Item) -> tuple[Row, int]:
         **numbers,
     )
     return row, int(item["version"]["N"])
-
-
-# -- templates --
-
-
-def iam_policy(table: str, *, region: str = "*", account: str = "*") -> str:
-    """Return an IAM policy with the rights that a store needs on the table, as JSON."""
-    statement = {
-        "Effect": "Allow",
-        "Action": list(RIGHTS),
-        "Resource": f"arn:aws:dynamodb:{region}:{account}:table/{table}",
-    }
-    return json.dumps({"Version": "2012-10-17", "Statement": [statement]}, indent=2)
-
-
-def cloudformation(table: str) -> str:
-    """Return the table as a CloudFormation template, as JSON."""
-    properties = {**create_table_parameters(table), "TimeToLiveSpecification": ttl_specification()}
-    resource = {"Type": "AWS::DynamoDB::Table", "DeletionPolicy": "Retain", "Properties": properties}
-    return json.dumps({"AWSTemplateFormatVersion": "2010-09-09", "Resources": {"Semel": resource}}, indent=2)
-
-
-def terraform(table: str) -> str:
-    """Return the table as a Terraform resource."""
-    return f"""resource "aws_dynamodb_table" "semel" {{
-  name         = {json.dumps(table)}
-  billing_mode = "PAY_PER_REQUEST"
-  hash_key     = "id"
-
-  attribute {{
-    name = "id"
-    type = "B"
-  }}
-
-  ttl {{
-    attribute_name = "ttl"
-    enabled        = true
-  }}
-}}
-"""
-
-
-def template(what: str, table: str, region: str) -> str:
-    """Return the template that ``semel migrate --print`` prints: ``iam``, ``cloudformation`` or ``terraform``."""
-    texts = {
-        "iam": lambda: iam_policy(table, region=region),
-        "cloudformation": lambda: cloudformation(table),
-        "terraform": lambda: terraform(table),
-    }
-    if what not in texts:
-        raise ConfigurationError(f"unknown format {what[:40]!r}; there are: {', '.join(texts)}")
-    return texts[what]().rstrip("\n")

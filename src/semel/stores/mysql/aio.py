@@ -7,27 +7,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 from semel.core.policy import Duration
 from semel.sql import aio as sql
 from semel.sql.migrations import MYSQL
-from semel.stores.batching.aio_connection import AsyncRetryingConnection
+from semel.stores.batching.aio_connection import AsyncRetryingConnection, connected_async
 from semel.stores.batching.aio_store import AsyncSQLStore
 from semel.stores.mysql.connections import Asyncmy, MySQLSettings
 from semel.stores.risks import Risk, mysql_risks
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 
-@asynccontextmanager
-async def _connected(url: str) -> AsyncIterator[sql.AsyncConnection]:
-    driver = Asyncmy()
-    connection = await driver.connect(MySQLSettings.for_migration(url))
-    try:
-        yield connection
-    finally:
-        await driver.close(connection)
+def _connected(url: str) -> AbstractAsyncContextManager[sql.AsyncConnection]:
+    return connected_async(Asyncmy(), MySQLSettings.for_migration(url))
 
 
 async def migrate_async(url: str) -> list[str]:

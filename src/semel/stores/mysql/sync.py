@@ -4,27 +4,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from semel.core.policy import Duration
 from semel.sql import sync as sql
 from semel.sql.migrations import MYSQL
-from semel.stores.batching.connection import RetryingConnection
+from semel.stores.batching.connection import RetryingConnection, connected
 from semel.stores.batching.store import SQLStore
 from semel.stores.mysql.connections import MySQLSettings, PyMySQL
 from semel.stores.risks import Risk, mysql_risks
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 
-@contextmanager
-def _connected(url: str) -> Iterator[sql.Connection]:
-    driver = PyMySQL()
-    connection = driver.connect(MySQLSettings.for_migration(url))
-    try:
-        yield connection
-    finally:
-        driver.close(connection)
+def _connected(url: str) -> AbstractContextManager[sql.Connection]:
+    return connected(PyMySQL(), MySQLSettings.for_migration(url))
 
 
 def migrate(url: str) -> list[str]:

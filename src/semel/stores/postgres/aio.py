@@ -11,15 +11,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 from semel.core.messaging.messages import OUTBOX
 from semel.core.policy import Duration
 from semel.sql import aio as sql
 from semel.sql.dialects.postgres import WatchRecord
 from semel.sql.migrations import POSTGRES, statement
-from semel.stores.batching.aio_connection import AsyncRetryingConnection
+from semel.stores.batching.aio_connection import AsyncRetryingConnection, connected_async
 from semel.stores.batching.aio_store import AsyncSQLStore
 
 # sync: from semel.stores.postgres.connections import PostgresSettings, Psycopg, open_listener
@@ -28,14 +27,9 @@ from semel.stores.risks import Risk, postgres_risks
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 
-@asynccontextmanager
-async def _connected(url: str, driver: DriverName | None) -> AsyncIterator[sql.AsyncConnection]:
-    chosen = driver_named(driver)  # sync: chosen = Psycopg()
-    connection = await chosen.connect(PostgresSettings.for_migration(url))
-    try:
-        yield connection
-    finally:
-        await chosen.close(connection)
+def _connected(url: str, driver: DriverName | None) -> AbstractAsyncContextManager[sql.AsyncConnection]:
+    # sync: return connected(Psycopg(), PostgresSettings.for_migration(url))
+    return connected_async(driver_named(driver), PostgresSettings.for_migration(url))
 
 
 async def migrate_async(url: str, *, driver: DriverName | None = None) -> list[str]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from semel.core.ops import Op
-from semel.engine.forking import survive_forks
+from semel.engine.forking import renewed, survive_forks
 from semel.errors import ConfigurationError, MissingDependency, StoreUncertain, StoreURLError
 from semel.sql.aio import AsyncConnection, run_async
 from semel.sql.connections.errors import connect_error
@@ -130,10 +130,7 @@ class Watchdog:
         survive_forks(self._forked)
 
     def _forked(self) -> None:
-        # A thread of the parent may hold the lock of the event, and never releases it here.
-        stopped, self._stop = self._stop.is_set(), threading.Event()
-        if stopped:
-            self._stop.set()
+        self._stop = renewed(self._stop)
         self.deadlines = {}  # the batches that are under way are the parent's
         self._started = False
         self._lock = threading.Lock()
@@ -147,7 +144,7 @@ class Watchdog:
         self._stop.set()
 
     def resume(self) -> None:
-        """After ``stop``: start again when first needed. The thread of before has an event of its own."""
+        """After ``stop``: start again when first needed. The previous thread has an event of its own."""
         if self._stop.is_set():
             self._stop, self._started = threading.Event(), False
 
@@ -192,6 +189,19 @@ DriverName: TypeAlias = Literal["asyncpg", "psycopg"]
 class AsyncDriver(AsyncBatchDriver, Protocol):
     """Connections of one library."""
 
+    async def send(
+        self, connection: Any, settings: PostgresSettings, ops: Sequence[Op[Any]], answers: list[Any]
+    ) -> None:
+        try:
+            async with asyncio.timeout(settings.timeout + 1.0):
+                await run_async(dialect.program(ops, answers), connection)
+        except TimeoutError as error:
+            self.abort(connection)
+            raise StoreUncertain(f"PostgreSQL did not answer within {settings.timeout:g} s") from error
+
+    def interrupt(self, connection: Any) -> None:
+        return  # the driver has cancelled the statement
+
     def abort(self, connection: Any) -> None:
         """Break the connection without telling the server."""
         ...
@@ -201,21 +211,8 @@ class AsyncDriver(AsyncBatchDriver, Protocol):
         ...
 
 
-async def _send(
-    self: AsyncDriver, connection: Any, settings: PostgresSettings, ops: Sequence[Op[Any]], answers: list[Any]
-) -> None:
-    try:
-        async with asyncio.timeout(settings.timeout + 1.0):
-            await run_async(dialect.program(ops, answers), connection)
-    except TimeoutError as error:
-        self.abort(connection)
-        raise StoreUncertain(f"PostgreSQL did not answer within {settings.timeout:g} s") from error
-
-
-class Asyncpg:
+class Asyncpg(AsyncDriver):
     """Connections of asyncpg."""
-
-    send = _send
 
     async def connect(self, settings: PostgresSettings) -> AsyncConnection:
         import asyncpg
@@ -238,9 +235,6 @@ class Asyncpg:
     def is_open(self, connection: Any) -> bool:
         return not connection.raw.is_closed()
 
-    def interrupt(self, connection: Any) -> None:
-        """Nothing to do: the driver has cancelled the statement."""
-
     async def close(self, connection: Any) -> None:
         with contextlib.suppress(Exception):
             await connection.raw.close(timeout=2)
@@ -253,10 +247,8 @@ class Asyncpg:
         await lost.wait()
 
 
-class AsyncPsycopg:
+class AsyncPsycopg(AsyncDriver):
     """Async connections of psycopg 3."""
-
-    send = _send
 
     async def connect(self, settings: PostgresSettings) -> AsyncConnection:
         import psycopg
@@ -275,9 +267,6 @@ class AsyncPsycopg:
 
     def is_open(self, connection: Any) -> bool:
         return not connection.raw.closed
-
-    def interrupt(self, connection: Any) -> None:
-        """Nothing to do: the driver has cancelled the statement."""
 
     async def close(self, connection: Any) -> None:
         with contextlib.suppress(Exception):

@@ -4,29 +4,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from semel.core.messaging.messages import OUTBOX
 from semel.core.policy import Duration
 from semel.sql import sync as sql
 from semel.sql.dialects.postgres import WatchRecord
 from semel.sql.migrations import POSTGRES, statement
-from semel.stores.batching.connection import RetryingConnection
+from semel.stores.batching.connection import RetryingConnection, connected
 from semel.stores.batching.store import SQLStore
 from semel.stores.postgres.connections import PostgresSettings, Psycopg, open_listener
 from semel.stores.risks import Risk, postgres_risks
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 
-@contextmanager
-def _connected(url: str) -> Iterator[sql.Connection]:
-    chosen = Psycopg()
-    connection = chosen.connect(PostgresSettings.for_migration(url))
-    try:
-        yield connection
-    finally:
-        chosen.close(connection)
+def _connected(url: str) -> AbstractContextManager[sql.Connection]:
+    return connected(Psycopg(), PostgresSettings.for_migration(url))
 
 
 def migrate(url: str) -> list[str]:

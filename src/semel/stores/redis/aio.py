@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast
 
 from semel.core.ops import Op
 from semel.core.policy import Duration
-from semel.engine.ports import STORE_CLOSED
-from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
+from semel.engine.ports import STORE_CLOSED, execute_each_async
+from semel.errors import SemelError, StoreUnavailable
 from semel.stores.listening import AsyncListener
 from semel.stores.redis.aio_connection import AsyncRedisConnection, AsyncServers, open_connection
 from semel.stores.redis.commands import DurableCommand, RedisCommand, introduce
@@ -71,7 +71,7 @@ class AsyncRedisStore:
         self.wakes = listen
         self._settings = settings
         self._programs = RedisPrograms(settings)
-        self._servers = AsyncServers(settings, self._programs.wait)
+        self._servers = AsyncServers(settings)
         self._listener = AsyncListener(self._receive)
         self._subscriptions = 0
         self._closed = False
@@ -140,21 +140,8 @@ class AsyncRedisStore:
             await asyncio.sleep(pause)
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        """Run several Ops. Those on different records are sent together, those on one record one after the other."""
-        answers: list[Any] = [None] * len(ops)
-        queues: dict[bytes, list[int]] = {}
-        for at, op in enumerate(ops):
-            queues.setdefault(op.id, []).append(at)
-
-        async def follow(queue: list[int]) -> None:
-            for at in queue:
-                try:
-                    answers[at] = await self.execute(ops[at])
-                except (StoreError, ConfigurationError) as error:
-                    answers[at] = error
-
-        await asyncio.gather(*map(follow, queues.values()))
-        return answers
+        """Run several Ops. Those of one turn of the loop are sent together."""
+        return await execute_each_async(self.execute, ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
         await self._listener.wait(self._programs.key(id), seconds, lambda: self.execute(WatchAttempt(id)))
@@ -197,7 +184,7 @@ class AsyncRedisStore:
         masters = await self._servers.masters()
         self._subscriptions += 1  # each time at another one
         address = masters[self._subscriptions % len(masters)]
-        connection = await open_connection(settings, address, RedisCommand(()), wake)
+        connection = await open_connection(settings, address, wake)
         try:
             await connection.run_handshake(introduce(*settings.credentials(), settings.db))
             await connection.send((b"SUBSCRIBE", self._programs.channel))

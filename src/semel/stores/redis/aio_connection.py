@@ -39,25 +39,21 @@ from semel.stores.redis.topology import SearchTime, Topology, topology_of
 from semel.stores.risks import Risk
 
 WRITE_EARLY: Final = 8
-"""So many commands are written without waiting for the end of the turn. With fewer, the system calls cost too much."""
+"""Queued commands that are written without waiting for the end of the turn. With fewer, system calls cost too much."""
 _INCOMPLETE: Final = object()
 
 
 async def open_connection(
-    settings: RedisSettings,
-    address: Address,
-    wait: RedisCommand,
-    on_message: Callable[[bytes], object] | None = None,
+    settings: RedisSettings, address: Address, on_message: Callable[[bytes], object] | None = None
 ) -> AsyncRedisConnection:
     """Return an open connection to a server, before any handshake.
 
-    :param wait: the command that confirms writes.
     :param on_message: called with each message of a channel that the connection subscribes to.
     """
     loop = asyncio.get_running_loop()
 
     def make() -> AsyncRedisConnection:
-        return AsyncRedisConnection(address, settings.timeout, wait, on_message)
+        return AsyncRedisConnection(settings, address, on_message)
 
     try:
         async with asyncio.timeout(settings.connect_timeout):
@@ -85,9 +81,7 @@ def _tls(settings: RedisSettings) -> Any:
 class AsyncRedisConnection(asyncio.Protocol):
     """The connection, the queue of replies to come, and an estimate of the server's clock."""
 
-    def __init__(
-        self, address: Address, timeout: float, wait: RedisCommand, on_message: Callable[[bytes], object] | None
-    ) -> None:
+    def __init__(self, settings: RedisSettings, address: Address, on_message: Callable[[bytes], object] | None) -> None:
         from hiredis import Reader, ReplyError, pack_command
 
         self.address = address
@@ -97,8 +91,8 @@ class AsyncRedisConnection(asyncio.Protocol):
         self.ended = asyncio.Event()
         """Set when the connection is broken."""
         self._pack: Callable[[Any], bytes] = pack_command
-        self._timeout = timeout
-        self._wait_command = wait
+        self._timeout = settings.timeout
+        self._wait_command = settings.wait_command
         self._next_wait: asyncio.Future[Any] | None = None
         """The reply to the WAIT that is sent at the end of this turn."""
         self._sent_wait: asyncio.Future[Any] | None = None
@@ -254,7 +248,7 @@ class AsyncRedisConnection(asyncio.Protocol):
             self._flushing = False
             if self._next_wait is not None and not self.closed:
                 self._replies.append(self._next_wait)
-                self._unsent.append(self._pack(self._wait_command.parts))
+                self._unsent.append(self._pack(self._wait_command))
                 self._sent_wait, self._next_wait = self._next_wait, None
                 self._sent_wait.add_done_callback(self._wait_answered)
         if self._paused or self.closed or self._transport is None or not self._unsent:
@@ -337,9 +331,8 @@ R = TypeVar("R")
 class AsyncServers:
     """The servers of a store: where they are, the open connections to each, and which risks were logged."""
 
-    def __init__(self, settings: RedisSettings, wait: RedisCommand, *, assess_risks: bool = True) -> None:
+    def __init__(self, settings: RedisSettings, *, assess_risks: bool = True) -> None:
         """
-        :param wait: the command that confirms writes.
         :param assess_risks: log settings of a server that can lose records, when it is first connected to.
         """
         self.topology: Topology = topology_of(settings)
@@ -348,7 +341,6 @@ class AsyncServers:
         self.down: set[Address | None] = set()
         """Servers that a caller has retried in vain: later callers try them once, and do not wait."""
         self._settings = settings
-        self._wait = wait
         self.only: AsyncRedisConnection | None = None
         """The last open connection, if there is one server that has all keys."""
         self._connections: dict[Address, AsyncRedisConnection] = {}
@@ -373,14 +365,9 @@ class AsyncServers:
 
     async def address_of(self, key: bytes) -> Address:
         """Return the server that has the key, after a search if need be."""
-        address = self.topology.address_of(key)
-        if address is None:
+        if self.topology.address_of(key) is None:
             await self.search()
-            address = self.topology.address_of(key)
-            if address is None:
-                self.topology.forget()
-                raise NotMaster("no node of the Redis Cluster has the slot")
-        return address
+        return self.topology.require_address(key)
 
     async def masters(self) -> list[Address]:
         """Return all servers that take writes, after a search if need be."""
@@ -456,7 +443,7 @@ class AsyncServers:
     async def _open(self, address: Address, durable: bool) -> AsyncRedisConnection:
         settings = self._settings
         try:
-            connection = await open_connection(settings, address, self._wait)
+            connection = await open_connection(settings, address)
             try:
                 async with asyncio.timeout(settings.connect_timeout):
                     await connection.run_handshake(introduce(*settings.credentials(), settings.db))
@@ -499,7 +486,7 @@ class AsyncServers:
         connection: AsyncRedisConnection | None = None
         try:
             async with asyncio.timeout(timeout):
-                connection = await open_connection(settings, address, self._wait)
+                connection = await open_connection(settings, address)
                 await connection.run_handshake(introduce(*settings.credentials(self.topology.sentinels), 0))
                 return await connection.send(command) or ()
         except TimeoutError as error:

@@ -19,7 +19,6 @@ from semel.errors import ConfigurationError, StoreError
 from semel.stores.redis.commands import DurableCommand, RedisCommand, ServerClock, UnansweredCommand, prepare
 from semel.stores.redis.failures import (
     NoScript,
-    NotMaster,
     connection_lost,
     error_of_reply,
     server_unreachable,
@@ -95,13 +94,10 @@ def reply_text(error: BaseException) -> str:
 class RedisConnection:
     """An open connection to one server, and an estimate of the server's clock. One thread at a time uses it."""
 
-    def __init__(self, settings: RedisSettings, address: Address, wait: RedisCommand | None = None) -> None:
-        """
-        :param wait: the command that confirms writes; without it nothing is confirmed.
-        """
+    def __init__(self, settings: RedisSettings, address: Address) -> None:
         self.address = address
         self.clock = ServerClock()
-        self._wait = wait
+        self._wait = RedisCommand(settings.wait_command)
         self._unread = 0
         """Replies that nobody waits for and that have not been read yet."""
         self._raw = connect(settings, address)
@@ -156,7 +152,7 @@ class RedisConnection:
         sent = list(commands)
         if asking:
             sent = [each for command in commands for each in (RedisCommand((b"ASKING",)), command)]
-        if self._wait is None or not any(type(command) is DurableCommand for command in commands):
+        if not any(type(command) is DurableCommand for command in commands):
             replies = self._exchange(sent)
             return replies[1::2] if asking else replies
         *replies, confirmation = self._exchange([*sent, self._wait])
@@ -226,14 +222,9 @@ class Servers:
 
     def address_of(self, key: bytes) -> Address:
         """Return the server that has the key, after a search if need be."""
-        address = self.topology.address_of(key)
-        if address is None:
+        if self.topology.address_of(key) is None:
             self.search()
-            address = self.topology.address_of(key)
-            if address is None:
-                self.topology.forget()
-                raise NotMaster("no node of the Redis Cluster has the slot")
-        return address
+        return self.topology.require_address(key)
 
     def masters(self) -> list[Address]:
         """Return all servers that take writes, after a search if need be."""

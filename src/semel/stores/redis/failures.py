@@ -6,12 +6,13 @@ that is answered by an error was not carried out: our scripts check before they 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from semel.core.ops import Op, Resolve
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable, StoreUncertain
+from semel.stores.redis.layout import NOT_A_RECORD
+from semel.stores.retries import Backoff, public_error
 
 E = TypeVar("E", bound=SemelError)
 
@@ -70,10 +71,7 @@ _KINDS: Final[dict[str, tuple[Callable[[str], SemelError], str]]] = {
     "NOAUTH": (CommandRefused, "Redis asks for a password: put it into the URL"),
     "WRONGPASS": (CommandRefused, "Redis does not know this user and password"),
     "NOPERM": (CommandRefused, "Redis does not allow this user what Semel needs: see the page on Redis"),
-    "WRONGTYPE": (
-        ConfigurationError,
-        "a key of the store holds something else: give Semel a prefix of its own, RedisStore(url, prefix=…)",
-    ),
+    "WRONGTYPE": (ConfigurationError, NOT_A_RECORD),
     "CROSSSLOT": (CommandRefused, "Redis refused the keys of one command"),
 }
 
@@ -137,8 +135,6 @@ def _short(text: str) -> str:
     return " ".join(text.split())[:300]
 
 
-FIRST_PAUSE: Final = 0.02
-SLOWEST_PAUSE: Final = 0.25
 MAX_REDIRECTIONS: Final = 16
 """How many redirections one Op follows."""
 
@@ -149,12 +145,11 @@ class OpRetry:
     It is created when the first error comes, so an Op that succeeds does not pay for it.
     """
 
-    __slots__ = ("_answered", "_op", "_pause", "_redirections", "_sent", "_until")
+    __slots__ = ("_answered", "_backoff", "_op", "_redirections", "_sent")
 
     def __init__(self, op: Op[Any], retry_for: float) -> None:
         self._op = op
-        self._until = time.monotonic() + retry_for
-        self._pause = FIRST_PAUSE
+        self._backoff = Backoff(retry_for)
         self._redirections = 0
         self._sent = False
         self._answered = False
@@ -172,20 +167,11 @@ class OpRetry:
                 return None  # a Resolve must not be sent twice: by then the record may belong to another owner
         elif not isinstance(error, ServerUnreachable):
             return None
-        pause = self._pause
-        if time.monotonic() + pause > self._until:
-            return None
-        self._pause = min(pause * 2, SLOWEST_PAUSE)
-        return pause
+        return self._backoff.next_pause()
 
     def failure(self, error: SemelError) -> SemelError:
-        """Return the error for the caller. Once anything was sent, nobody can say that nothing was stored."""
-        public: type[SemelError] = type(error)
-        if self._sent or isinstance(error, StoreUncertain):
-            public = StoreUncertain
-        elif isinstance(error, StoreUnavailable):
-            public = StoreUnavailable
-        result = with_cause(public(str(error)), error.__cause__)
+        """Return the error for the caller."""
+        result = public_error(error, self._sent)
         if isinstance(result, StoreError):
             result.answered = self._answered
         return result

@@ -29,6 +29,9 @@ from semel.core.ops import Claim, Record
 from semel.core.states import State, Takeover
 from semel.errors import ConfigurationError
 
+NOT_A_RECORD: Final = (
+    "a key of the store holds something else: give Semel a prefix of its own, RedisStore(url, prefix=…)"
+)
 FAR: Final = 31_622_400_000_000
 """A thousand years in ms: the extra life of a key whose outcome may be unknown, as in ``lua/record.lua``."""
 HEAD: Final = struct.Struct(">BBBBQQIQQQQI")
@@ -79,9 +82,7 @@ def new_value(claim: Claim, token: int, now: int) -> tuple[bytes, int]:
 def state_of_value(value: bytes) -> State:
     """Return the stored state; raise ConfigurationError if the value is not one of our records."""
     if len(value) < HEAD.size or value[0] != _VERSION:
-        raise ConfigurationError(
-            "a key of the store holds something else: give Semel a prefix of its own, RedisStore(url, prefix=…)"
-        )
+        raise ConfigurationError(NOT_A_RECORD)
     return _STATES[value[1]]
 
 

@@ -70,15 +70,15 @@ WalkProgram: TypeAlias = Generator[tuple[Address, list[RedisCommand]], list[Any]
 SCAN_COUNT: Final = 50
 _CLAIM: Final = template(b"SET", None, None, b"NX", b"GET", b"PX", None)
 MAX_SCANS: Final = 400
-"""The most calls of SCAN in one sweep of one server. They cover about 20,000 keys, including those of others."""
+"""The most calls of SCAN in one sweep of one server. They cover about 20,000 keys, including keys of other programs."""
 LIST_COUNT: Final = 100
 """How many keys a list reads at a time."""
 SAMPLE: Final = 1000
-"""From so many keys of each server Measure estimates how many of all its keys are records."""
+"""Keys of each server that Measure reads, to estimate how many of all its keys are records."""
 WEIGHED: Final = 20
-"""From the size of so many records Measure estimates the size of all."""
+"""Records whose size Measure asks for, to estimate the size of all."""
 _SEEN: Final = 8
-"""So many bytes of an id stand in the cursor of a list."""
+"""Bytes of an id in the cursor of a list."""
 
 
 WALKS: Final = frozenset({Sweep, ListRecords, Measure, *TRAIL_OPS})
@@ -96,12 +96,10 @@ class RedisPrograms:
     """The programs of one store, which know its prefix, its channel, and whether writes must be confirmed."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        replicas, aof, wait_ms = settings.wait_replicas, settings.wait_aof, settings.wait_ms
+        replicas, aof = settings.wait_replicas, settings.wait_aof
         self.prefix = settings.prefix.encode("utf-8")
         self.channel = self.prefix + b"wake"
         self.durable = aof or replicas > 0
-        self.wait = RedisCommand((b"WAITAOF", 1, replicas, wait_ms) if aof else (b"WAIT", replicas, wait_ms))
-        """The command that confirms all writes before it on its connection."""
         self._replicas, self._aof = replicas, aof
         self._flag = b"1" if self.durable else b"0"
         self._by = confirmation(replicas, aof)
@@ -286,11 +284,7 @@ class RedisPrograms:
             while True:
                 places: dict[Address, list[int]] = {}
                 for at, (key, _) in enumerate(commands):
-                    address = topology.address_of(key)
-                    if address is None:
-                        topology.forget()
-                        raise NotMaster("no node of the Redis Cluster has the slot")
-                    places.setdefault(address, []).append(at)
+                    places.setdefault(topology.require_address(key), []).append(at)
                 replies: list[Any] = [None] * len(commands)
                 for address, chosen in places.items():
                     found = _raise_error((yield address, [commands[at][1] for at in chosen]))
@@ -313,17 +307,12 @@ class RedisPrograms:
         """
         unknown = 0
         for address in masters:
-            walk = self._sweep_server(op.limit - unknown, cursors.get(address, b"0"))
-            try:
-                commands = next(walk)
-                while True:
-                    commands = walk.send((yield address, commands))
-            except StopIteration as stop:
-                cursors[address], marked = stop.value
-                unknown += marked
+            cursor = cursors.get(address, b"0")
+            cursors[address], marked = yield from self._sweep_server(address, op.limit - unknown, cursor)
+            unknown += marked
         return Swept(0, unknown)
 
-    def _sweep_server(self, limit: int, cursor: bytes) -> Generator[list[RedisCommand], list[Any], tuple[bytes, int]]:
+    def _sweep_server(self, address: Address, limit: int, cursor: bytes) -> WalkProgram:
         """Walk the keys of one server from ``cursor`` on. Returns where it stopped and how many records it marked.
 
         The cursor is ``b"0"`` after the last page.
@@ -333,15 +322,17 @@ class RedisPrograms:
         for _ in range(MAX_SCANS):
             if unknown >= limit:
                 break
-            ((following, keys),) = _raise_error((yield [self._scan(cursor, SCAN_COUNT)]))
+            ((following, keys),) = _raise_error((yield address, [self._scan(cursor, SCAN_COUNT)]))
             if keys:
-                heads = yield [RedisCommand((b"GETRANGE", key, 0, HEAD.size - 1)) for key in keys]
+                heads = yield address, [RedisCommand((b"GETRANGE", key, 0, HEAD.size - 1)) for key in keys]
                 candidates = [
                     (key, head)
                     for key, head in zip(keys, heads, strict=True)
                     if isinstance(head, bytes) and may_need_sweep(head)
                 ]
-                lives = (yield [RedisCommand((b"PTTL", key)) for key, _ in candidates]) if candidates else []
+                lives: list[Any] = []
+                if candidates:
+                    lives = yield address, [RedisCommand((b"PTTL", key)) for key, _ in candidates]
                 doubtful = [
                     key
                     for (key, head), pttl in zip(candidates, lives, strict=True)
@@ -349,7 +340,7 @@ class RedisPrograms:
                 ]
                 chosen = doubtful[: limit - unknown]
                 if chosen:
-                    unknown += sum(_raise_error((yield [sweep.call(key) for key in chosen])))
+                    unknown += sum(_raise_error((yield address, [sweep.call(key) for key in chosen])))
                 if len(chosen) < len(doubtful):
                     break  # the next sweep reads this page again
             cursor = following

@@ -96,6 +96,12 @@ class RedisSettings:
         if wait_timeout is None:
             wait_timeout = min(WAIT_TIMEOUT_OF_DISK if self.wait_aof else WAIT_TIMEOUT, self.timeout * 0.8)
         self.wait_ms = max(1, int(seconds(wait_timeout, "wait_timeout") * 1000))
+        self.wait_command: tuple[Any, ...] = (
+            (b"WAITAOF", 1, self.wait_replicas, self.wait_ms)
+            if self.wait_aof
+            else (b"WAIT", self.wait_replicas, self.wait_ms)
+        )
+        """Confirms all writes before it on its connection."""
         if type(connections) is not int or not 1 <= connections <= 64:
             raise ConfigurationError(f"connections is a number from 1 to 64, not {connections!r}")
         if type(self.wait_replicas) is not int or self.wait_replicas < 0:

@@ -141,11 +141,12 @@ class RedisStore:
 
     def risks(self) -> list[Risk]:
         """Return the ways in which the servers' settings can lose records: eviction, a restart, a failover."""
-        connection = RedisBatchConnection(self._servers, self._programs)
-        try:
-            return connection.risks()
-        finally:
-            connection.close()
+        servers = self._servers
+        found: dict[Risk, None] = {}
+        for address in servers.masters():
+            with closing(RedisConnection(servers.settings, address)) as connection:
+                found.update(dict.fromkeys(servers.assess(connection)))
+        return list(found)
 
     def open(self) -> None:
         self._listener.resume()
@@ -374,19 +375,13 @@ class RedisBatchConnection:
         except SemelError as error:
             return error
 
-    def risks(self) -> list[Risk]:
-        """Return the risks of all servers that take writes, each once."""
-        servers = self._servers
-        found = {risk: None for address in servers.masters() for risk in servers.assess(self._connection(address))}
-        return list(found)
-
     def _connection(self, address: Address) -> RedisConnection:
         connection = self._connections.get(address)
         if connection is None or connection.closed or connection.stale:
             if connection is not None:
                 connection.close()
             try:
-                connection = RedisConnection(self._servers.settings, address, self._programs.wait)
+                connection = RedisConnection(self._servers.settings, address)
             except SemelError:
                 self._servers.topology.forget(address)
                 raise

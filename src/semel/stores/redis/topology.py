@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any, Final, TypeAlias
 
 from semel.errors import SemelError
-from semel.stores.redis.failures import CommandRefused, Moved, ServerUnreachable, with_cause
+from semel.stores.redis.failures import CommandRefused, Moved, NotMaster, ServerUnreachable, with_cause
 from semel.stores.redis.settings import Address, RedisSettings
 
 Question: TypeAlias = tuple[Address, tuple[bytes, ...], int]
@@ -46,6 +46,14 @@ class Topology:
     def address_of(self, key: bytes) -> Address | None:
         """Return the server that has the key, or None if a search must find out."""
         return self._seeds[0]
+
+    def require_address(self, key: bytes) -> Address:
+        """Return the server that has the key. Raises NotMaster if it is not known, even after a search."""
+        address = self.address_of(key)
+        if address is None:
+            self.forget()
+            raise NotMaster("no node of the Redis Cluster has the slot")
+        return address
 
     def masters(self) -> list[Address]:
         """Return all servers that take writes; empty if a search must find out."""

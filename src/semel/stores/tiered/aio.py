@@ -24,7 +24,7 @@ from semel.core.policy import Duration
 from semel.core.states import DONE
 
 # sync only: from semel.engine.forking import survive_forks
-from semel.engine.ports import AsyncStore
+from semel.engine.ports import AsyncStore, execute_each_async
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
 from semel.observe import events
 from semel.stores.tiered.cache import AsyncCache, Tally
@@ -120,7 +120,8 @@ class AsyncTieredStore:
         """Run several Ops on the primary, which shares its round trips; then write to the cache."""
         rules, cache = self._rules, self.cache
         if any(type(op) is Resolve and op.token is not None for op in ops):
-            return [await self._result_of(op) for op in ops]  # the Ops before it may finish the record that it frees
+            # The Ops before it may finish the record that it frees.
+            return await execute_each_async(self.execute, ops)
         if not self._named and not await self._name_cache():
             return await self.primary.execute_many(ops)
         at = monotonic()
@@ -155,12 +156,6 @@ class AsyncTieredStore:
                 "the cache may hold a copy of the outcome, and cannot be told to drop it, so the key is not released. "
                 f"Try again when the cache is back: {error}"
             ) from error
-
-    async def _result_of(self, op: Op[Any]) -> Any:
-        try:
-            return await self.execute(op)
-        except StoreError as error:
-            return error
 
     async def _name_cache(self) -> bool:
         """Ask the primary for its name, or give it one. Returns False if that fails: without it the cache is not used.

@@ -15,7 +15,6 @@ from typing import Any
 from semel.core.policy import Duration
 from semel.errors import SemelError, StoreUncertain
 from semel.stores.redis.aio_connection import AsyncRedisConnection, AsyncServers
-from semel.stores.redis.commands import RedisCommand
 from semel.stores.redis.failures import Moved, ServerUnreachable
 from semel.stores.redis.settings import Address
 from semel.stores.tiered.cache import CachedRecord, Outage, Tally, Write
@@ -51,8 +50,7 @@ class AsyncRedisCache:
         self.on_change: Callable[[str | None], None] | None = None
         self._settings = cache_settings(url, prefix, timeout, connect_timeout)
         self._prefix = self._settings.prefix.encode()
-        # A cache may forget, so nothing waits for replicas, and the servers' settings are no risk.
-        self._servers = AsyncServers(self._settings, RedisCommand(()), assess_risks=False)
+        self._servers = AsyncServers(self._settings, assess_risks=False)  # a cache may forget
         self._times: dict[Address, ServerTime] = {}
         self._asking: set[Address] = set()
         """Servers that are being asked for the time."""
@@ -192,7 +190,7 @@ class AsyncRedisCache:
         connection.send(TIME.parts).add_done_callback(on_reply)
 
     def _start_opening(self) -> None:
-        """Have a task open the connections, unless one is at it already."""
+        """Have a task open the connections, unless one does so already."""
         if not self._closed and (self._opener is None or self._opener.done()):
             self._opener = asyncio.get_running_loop().create_task(self._open_all(), name="semel-tier")
 

@@ -23,7 +23,7 @@ FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
 """A server that is down is tried again after a pause, which doubles from the first to the longest."""
 MAX_REFUSALS: Final = 5
-"""After so many errors in a row the server is left alone for a pause, like one that does not answer."""
+"""Errors in a row after which the server is left alone for a pause, like one that does not answer."""
 _log: Final = logging.getLogger("semel.tiered")
 
 
@@ -96,14 +96,14 @@ class Cache(Protocol):
         ...
 
     def invalidate(self, id: bytes, token: int, seconds: float) -> None:
-        """Return no entry of this id with this token or an older one, whenever it was or will be written, for so long.
+        """For this time return no entry of this id with this token or an older one, not even one that is written later.
 
         Raises SemelError unless that is certain.
         """
         ...
 
     def connect(self, seconds: float) -> bool:
-        """Wait until the cache can be reached, for so long at most. Returns whether it can."""
+        """Wait until the cache can be reached, ``seconds`` at most. Returns whether it can."""
         ...
 
     def open(self) -> None:

@@ -37,7 +37,7 @@ MAX_PENDING: Final = 10_000
 TIME: Final = RedisCommand((b"TIME",))
 
 MARGIN: Final = 2.0
-"""A copy ends at least so many seconds before its record."""
+"""Seconds by which a copy ends before its record, at least."""
 DRIFT: Final = 0.001
 """How much faster or slower two clocks may run. Quartz is ten times better; a clock that is slewed is half as bad."""
 OLD: Final = 30.0

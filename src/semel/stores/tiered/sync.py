@@ -21,7 +21,7 @@ from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Resolve
 from semel.core.policy import Duration
 from semel.core.states import DONE
 from semel.engine.forking import survive_forks
-from semel.engine.ports import Store
+from semel.engine.ports import Store, execute_each
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
 from semel.observe import events
 from semel.stores.tiered.cache import Cache, Tally
@@ -117,7 +117,8 @@ class TieredStore:
         """Run several Ops on the primary, which shares its round trips; then write to the cache."""
         rules, cache = self._rules, self.cache
         if any(type(op) is Resolve and op.token is not None for op in ops):
-            return [self._result_of(op) for op in ops]  # the Ops before it may finish the record that it frees
+            # The Ops before it may finish the record that it frees.
+            return execute_each(self.execute, ops)
         if not self._named and not self._name_cache():
             return self.primary.execute_many(ops)
         at = monotonic()
@@ -152,12 +153,6 @@ class TieredStore:
                 "the cache may hold a copy of the outcome, and cannot be told to drop it, so the key is not released. "
                 f"Try again when the cache is back: {error}"
             ) from error
-
-    def _result_of(self, op: Op[Any]) -> Any:
-        try:
-            return self.execute(op)
-        except StoreError as error:
-            return error
 
     def _name_cache(self) -> bool:
         """Ask the primary for its name, or give it one. Returns False if that fails: without it the cache is not used.
