@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from semel.core.resume import ResumeReport as ResumeReport
     from semel.core.states import State as State
     from semel.core.transactional import StatementResult as StatementResult
+    from semel.engine.aio_resumer import AsyncResumer as AsyncResumer
     from semel.engine.operation import INJECTED as INJECTED
     from semel.engine.operation import AsyncOperation as AsyncOperation
     from semel.engine.operation import Operation as Operation
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
     from semel.engine.operation.propagation import outgoing_metadata as outgoing_metadata
     from semel.engine.ports import AsyncStore as AsyncStore
     from semel.engine.ports import Store as Store
-    from semel.engine.resumer import AsyncResumer as AsyncResumer
     from semel.engine.resumer import Resumer as Resumer
     from semel.observe.logs import log_events as log_events
     from semel.stores.aio_guard import AsyncSemel as AsyncSemel
@@ -106,7 +106,7 @@ _HOMES = {
     "AsyncPostgresStore": "semel.stores.postgres",
     "AsyncRedisCache": "semel.stores.tiered",
     "AsyncRedisStore": "semel.stores.redis",
-    "AsyncResumer": "semel.engine.resumer",
+    "AsyncResumer": "semel.engine.aio_resumer",
     "AsyncSQLiteStore": "semel.stores.sqlite",
     "AsyncSemel": "semel.stores.aio_guard",
     "AsyncStore": "semel.engine.ports",

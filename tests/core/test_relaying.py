@@ -421,7 +421,7 @@ def test_a_join_whose_answer_was_lost_is_repeated_under_the_same_name() -> None:
     message = relay.outbox.add("s")
     relay.outbox.execute(relay.request)
     relay.send(Raised(StoreUncertain("no answer")))
-    relay.run_until(lambda: message in relay.broker.taken)
+    relay.run_until(lambda: message.id in relay.broker.ids())
     assert len(relay.outbox.relays) == 1
     assert relay.outbox.clock() < 1001
 
@@ -446,7 +446,7 @@ def test_it_reads_on_from_a_full_batch_and_looks_back_for_late_commits() -> None
     assert afters[:3] == [0, 11, 21]
     relay.outbox.commit()
     relay.run_until(lambda: not relay.outbox.rows)
-    assert late in relay.broker.taken
+    assert late.id in relay.broker.ids()
 
 
 def test_reading_on_does_not_overtake_a_late_commit_of_the_same_stream() -> None:
@@ -572,7 +572,7 @@ def test_order_and_completeness_whatever_happens(seed: int, policy: Poison, pipe
 def test_a_batch_that_was_read_ahead_is_sent_within_the_lease_that_the_last_one_renewed(late: float) -> None:
     """:param late: how long the relay is frozen between the renewal and the next batch. Then it must not send it."""
     relay = made(until_idle=True, batch=1)
-    log = [Outgoing(at, Message(f"m{at}", "tested", b"{}", stream="s", sequence=at), 0) for at in range(1, 9)]
+    log = [Outgoing(f"m{at}", "tested", b"{}", stream="s", sequence=at, position=at) for at in range(1, 9)]
     clock = relay.outbox.clock
     published: list[tuple[list[str], float]] = []
     renewed = read = 0.0

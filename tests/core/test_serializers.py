@@ -37,7 +37,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core.encoding.plain import MAX_DEPTH, PLAIN, PlainSerializer
-from semel.core.encoding.serializers import Serializer, decode_result, serializer_for
+from semel.core.encoding.serializers import Serializer, cached_serializer, decode_result, serializer_for
 from semel.core.encoding.snapshot import NotSerializable
 from semel.core.encoding.typed import TypedSerializer
 from semel.errors import PolicyError, SnapshotUnreadable
@@ -616,6 +616,13 @@ class Odd(dict):  # type: ignore[type-arg]
 def test_a_value_that_neither_fits_nor_is_plain_is_refused(annotation: Any, value: Any) -> None:
     with pytest.raises(NotSerializable):
         serializer_for(annotation).encode(value)
+
+
+def test_the_arms_of_a_union_keep_their_order_in_the_cache() -> None:
+    """``Money | Base == Base | Money``, but a result is stored with the index of its arm."""
+    value = Base(1)
+    for annotation in (Money | Base, Base | Money):
+        assert cached_serializer(annotation).encode(value) == serializer_for(annotation).encode(value)
 
 
 def test_a_subclass_of_a_union_with_both_is_rebuilt() -> None:

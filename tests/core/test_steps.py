@@ -65,7 +65,7 @@ def test_the_stored_bytes_are_those_of_the_first_release() -> None:
     assert flow.asks == SaveStep(make_call().id, 5, "at", AT, 0)
     assert flow.answer(True).result == (1, 2)
     flow = steps(journal, undo=refund)
-    assert flow.asks == RunStep(charge, (1, "a"), {"b": [2]}, False, "charge")
+    assert flow.asks == RunStep(charge, (1, "a"), {"b": [2]}, "charge")
     assert flow.answer(Returned({"id": "c"})).asks == SaveStep(make_call().id, 5, "~step:charge", CHARGE, 1)
     assert flow.answer(True).result == {"id": "c"}
     flow = Flow(journal.compensate(ValueError("no")))
@@ -104,7 +104,7 @@ def test_a_step_that_raised_may_be_tried_again() -> None:
     error = StopIteration("garbled by a generator that raises it")
     flow = steps(journal).answer(Raised(error))
     assert flow.result == Failed(error)
-    assert steps(journal).asks == RunStep(charge, (1, "a"), {"b": [2]}, False, "charge")
+    assert steps(journal).asks == RunStep(charge, (1, "a"), {"b": [2]}, "charge")
 
 
 def test_without_a_lease_nothing_is_stored() -> None:
@@ -134,7 +134,7 @@ def test_an_undo_is_tried_again_for_a_while() -> None:
 def test_a_mark_in_the_callers_transaction_counts_once_that_is_committed() -> None:
     journal = StepJournal(make_call(), 5)
     flow = steps(journal, in_transaction=True)
-    assert flow.asks == RunStep(charge, (1, "a"), {"b": [2]}, True, "charge")
+    assert flow.asks == RunStep(charge, (1, "a"), {"b": [2]}, "charge")
     assert isinstance(flow.answer(Returned(1)).asks, WriteMark)
     assert flow.answer(True).result == 1
     assert journal.in_transaction

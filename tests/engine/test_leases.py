@@ -345,7 +345,7 @@ def test_a_stale_answer_to_a_renewal_of_a_finished_attempt_is_no_loss() -> None:
     lease.span, lease.due, lease.ends, lease.lost, lease.on_lost = 1.0, 0.0, 1.0, False, None
     leases.hold(lease)
     leases.drop(lease)
-    leases.renewed([lease], [False], 0.0, 0.0)
+    leases.note_renewals([lease], [False], 0.0, 0.0)
     assert not lease.lost
 
 

@@ -104,7 +104,8 @@ def between_look_and_claim(engine: Engine) -> Iterator["concurrent.futures.Futur
     gate = Gate()
     rule = engine.script.on(Resumable, hold_after=gate)
     one = resumer(engine)
-    one._resuming.round = lambda declared, stopping: one._resuming.plan.round(tuple(declared), b"", stopping)
+    round_from = one._plan.round
+    one._plan.round = lambda operations, start, stopping: round_from(operations, b"", stopping)
     future = engine.start(one.resume)
     rule.took_effect.wait()
     yield future
@@ -486,7 +487,7 @@ def test_stopping_waits_for_the_one_in_hand_and_begins_no_other(quick_engine: En
         assert begun.wait(PATIENCE)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             stopping = pool.submit(one.stop)
-            while not one._stopping.is_set():
+            while not one._background.stopping.is_set():
                 time.sleep(0.001)
             go_on.set()
             stopping.result(PATIENCE)

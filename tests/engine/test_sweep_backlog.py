@@ -9,7 +9,7 @@ import pytest
 
 from semel import AsyncMemoryStore, MemoryStore
 from semel.core.ops import Op, Sweep, Swept
-from semel.engine.drive import aio_keeper, keeper
+from semel.engine.drive import aio_keeper, aio_rounds, keeper, rounds
 from semel.engine.drive.aio_keeper import AsyncKeeper
 from semel.engine.drive.keeper import Keeper
 
@@ -33,9 +33,10 @@ class Backlog:
 
 @pytest.fixture(autouse=True)
 def small_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (keeper, aio_keeper):
+    for module in (rounds, aio_rounds):
         monkeypatch.setattr(module, "SWEEP_LIMIT", 10)
         monkeypatch.setattr(module, "SWEEP_STEPS", 2)
+    for module in (keeper, aio_keeper):
         monkeypatch.setattr(module, "SWEEP_AGAIN", 0.001)
 
 

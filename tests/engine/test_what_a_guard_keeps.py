@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel, InProgress, MemoryStore, Policy, PolicyError, Semel, StoreUnavailable
+from semel.core.encoding import serializers
 from semel.core.ops import Lookup
-from semel.engine.guard import REMEMBERED
+from semel.engine.guard import REMEMBERED, check_operation
 from semel.engine.threaded import ThreadedStore
 from tests.engine.driving import Engine
 from tests.engine.scripted import Gate
@@ -23,8 +24,8 @@ def test_names_policies_and_types_made_at_run_time_do_not_pile_up() -> None:
     for i in range(REMEMBERED * 2 + 10):
         made = dataclasses.make_dataclass(f"Made{i}", [("number", int)])
         assert guard.run(f"op {i}", key="k", call=lambda: None, ttl=60 + i, returns=made | None) is None
-    for kept in (guard._operations, guard._policies, guard._serializers):
-        assert 0 < len(kept) <= REMEMBERED
+    kept = check_operation.cache_info().currsize, serializers._serializer_of.cache_info().currsize, len(guard._policies)
+    assert all(0 < count <= REMEMBERED for count in kept)
     with pytest.raises(PolicyError):
         guard.run("", key="k", call=lambda: None)
     guard.close()

@@ -100,7 +100,7 @@ class StoreLater:
 
     op: Complete
     report: tuple[Any, ...]
-    """The event to tell once it is stored: its class and its details."""
+    """The event to report once it is stored: its class and its details."""
 
 
 # -- what the engine reports of the handler
@@ -223,7 +223,7 @@ class Call:
     trace: bytes | None = None
     """The trace of the request, as a snapshot holds it; None if nobody wants traces."""
     started: bool = False
-    """Whether the start was told."""
+    """Whether the start was reported."""
 
     def __str__(self) -> str:
         return f"{self.operation}[{self.key}]" if self.stored_key is not None else f"{self.operation}[…]"
@@ -234,10 +234,10 @@ class Call:
             route = self.route or self.operation
             self.hook(event(self.operation, self.tenant, self.key, *details, route=route, id=self.id))
 
-    # The three events of nearly every call. As ``tell`` does it, with less overhead.
+    # The events of nearly every call. These do what ``tell`` does, with less overhead.
 
     def tell_start(self, token: int) -> None:
-        """Tell that the first attempt begins, unless a driver has told it before the flow does."""
+        """Report that the first attempt begins, unless a driver has already done so before the flow."""
         if not self.started and self.hook is not None:
             self.started = True
             elapsed, root, parent = self.clock() - self.began - self.waited, "", ""
@@ -250,7 +250,7 @@ class Call:
             ))  # fmt: skip
 
     def tell_completion(self, attempt: int, op: Complete) -> None:
-        """Tell that the result is stored."""
+        """Report that the result is stored."""
         if self.hook is not None:
             elapsed, size = self.clock() - self.began - self.waited, len(op.snapshot)
             route, stored = self.route or self.operation, elapsed - self.sent
@@ -259,7 +259,7 @@ class Call:
             ))  # fmt: skip
 
     def tell_replay(self, record: Record) -> None:
-        """Tell that a duplicate is answered with this record."""
+        """Report that a duplicate is answered with this record."""
         if self.hook is not None:
             route, seconds = self.route or self.operation, self.clock() - self.began
             trace = "" if self.trace is None else format_trace(self.codec.open_trace(record.snapshot or b"", self.id))
@@ -329,11 +329,6 @@ class Call:
     def seal_input(self) -> bytes:
         """Return the snapshot of the arguments. Raises NotSerializable."""
         return self._seal(_VALUE, PLAIN.name, self.input or b"", INPUT)
-
-    def replay(self, record: Record) -> Outcome[Any]:
-        """Report a replay. Return the stored result, or raise the stored exception."""
-        self.tell_replay(record)
-        return self.open_outcome(record.snapshot, record.attempt)
 
     def open_outcome(self, snapshot: bytes | None, attempt: int, replayed: bool = True) -> Outcome[Any]:
         """Return the outcome that a snapshot holds, or raise the stored exception."""

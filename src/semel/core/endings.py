@@ -1,4 +1,4 @@
-"""How an attempt under a lease ends otherwise than well. ``core/flows.py`` continues here.
+"""How an attempt under a lease ends if it does not simply succeed. ``core/flows.py`` continues here.
 
 - The handler returned: Complete.
 - It raised an exception that the policy remembers: Complete, with the exception.
@@ -13,21 +13,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from itertools import chain, repeat
 from typing import Any, Final
 
 from semel.core.call import Call, Failed, Flow, Outcome, Pause, Request, StoreLater, describe_error
 from semel.core.encoding.snapshot import NotSerializable
 from semel.core.ops import Claimed, Complete, CompleteWith, Lookup, NotWritten, Release
+from semel.core.policy import Policy
 from semel.core.states import State
 from semel.errors import LeaseLost, NotUndone, OutcomeUnknown, RecordTooLarge, ResultNotStored, StoreError
 from semel.observe import events
 
 SETTLE_PAUSES: Final = (0.02, 0.05, 0.1, 0.25, 0.5)
-"""Seconds between the tries to store an outcome. The last one repeats, up to the policy's ``completion_timeout``."""
+"""Seconds between the tries to store an outcome, or to undo a step. The last one repeats."""
 
 
-def not_completed(
+def end_uncompleted(
     call: Call, claimed: Claimed, op: Complete, result: Any, stored: Any, loss: NotSerializable | None
 ) -> Flow:
     """The completion was not accepted, or the result is not in it.
@@ -37,7 +39,7 @@ def not_completed(
     :param loss: why the result could not be stored. Then ResultNotStored is raised: the record is done all the same.
     """
     if isinstance(stored, StoreError):
-        return (yield from _unstored(call, claimed, op, result, stored))
+        return (yield from _deliver_or_withhold(call, claimed, op, result, stored))
     if type(stored) is NotWritten:
         return (yield from fail(call, claimed, stored.error))
     if stored is False:
@@ -127,15 +129,8 @@ def _retry(call: Call, op: Complete, error: StoreError) -> Generator[Request, An
 
     Returns the store's answer, or its last error.
     """
-    remaining = call.policy.completion_seconds
-    pauses = iter(SETTLE_PAUSES)
-    pause = 0.0
-    while True:
-        call.tell(events.StoreFailed, "complete", str(error))
-        pause = next(pauses, pause)
-        if pause > remaining:
-            return error
-        remaining -= pause
+    call.tell(events.StoreFailed, "complete", str(error))
+    for pause in settle_pauses(call.policy):
         yield Pause(pause)
         try:
             stored: bool = yield op
@@ -144,9 +139,21 @@ def _retry(call: Call, op: Complete, error: StoreError) -> Generator[Request, An
             return too_large
         except StoreError as again:
             error = again
+            call.tell(events.StoreFailed, "complete", str(error))
+    return error
 
 
-def _unstored(call: Call, claimed: Claimed, op: Complete, result: Any, error: StoreError) -> Flow:
+def settle_pauses(policy: Policy) -> Iterator[float]:
+    """Yield the pauses between the tries to settle something, together at most the policy's ``completion_timeout``."""
+    remaining = policy.completion_seconds
+    for pause in chain(SETTLE_PAUSES, repeat(SETTLE_PAUSES[-1])):
+        if pause > remaining:
+            return
+        remaining -= pause
+        yield pause
+
+
+def _deliver_or_withhold(call: Call, claimed: Claimed, op: Complete, result: Any, error: StoreError) -> Flow:
     """The handler returned, and the store does not take the result: deliver it, or withhold it."""
     # The store's own message does not say that the handler ran.
     message = f"{call} ran, but its outcome could not be stored: {error}"
@@ -174,5 +181,6 @@ def lose(call: Call, claimed: Claimed) -> Flow:
     call.alert(events.LeaseLostEvent, claimed.attempt, claimed.token)
     record = yield Lookup(call.id)
     if record is not None and record.state is State.DONE:
-        return call.replay(record)
+        call.tell_replay(record)
+        return call.open_outcome(record.snapshot, record.attempt)
     raise LeaseLost(f"{call}: attempt {claimed.attempt} outlived its lease and another owner took over")

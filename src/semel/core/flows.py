@@ -2,7 +2,7 @@
 
 A flow is a generator. It yields Ops for the store (``core/ops.py``) and requests for the engine (``core/call.py``). The
 engine drives it: it sends each answer in, and throws the store's errors in at the yield. Nothing here does I/O, reads a
-clock or awaits. How an attempt ends if it does not end well is in ``core/endings.py``.
+clock or awaits. An attempt that does not simply succeed ends in ``core/endings.py``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from semel.core.call import (
     Stopped,
 )
 from semel.core.encoding.snapshot import NotSerializable
-from semel.core.endings import fail, lose, not_completed, release, send_again
+from semel.core.endings import end_uncompleted, fail, lose, release, send_again
 from semel.core.ops import INPUT, Claim, Claimed, Existing, Record, SaveStep
 from semel.core.quota import admit
+from semel.core.semantics import same_request
 from semel.core.states import DONE, State
 from semel.errors import (
     InProgress,
@@ -51,7 +52,7 @@ SLOWEST_POLL: Final = 0.5
 def perform(call: Call) -> Flow:
     """Perform one call under a lease. Returns its outcome, or Failed with the error of the handler.
 
-    The plain way (claim, run, complete) and the replay stand here in one piece. What is rare has functions of its own.
+    The usual ways, a first call and a replay, are written out here. What is rare has functions of its own.
     """
     policy = call.policy
     remaining = policy.wait_seconds
@@ -67,7 +68,7 @@ def perform(call: Call) -> Flow:
         if type(answer) is Claimed:
             break
         if answer is None:
-            return (yield from _unprotected())
+            return (yield from _run_unprotected())
         record: Record = answer.record
         if record.state is DONE:
             return replay(call, record)
@@ -117,7 +118,7 @@ def perform(call: Call) -> Flow:
         op, stored, lost = yield from send_again(call, op, result, error)
         loss = loss or lost
     if stored is not True or loss is not None:
-        return (yield from not_completed(call, claimed, op, result, stored, loss))
+        return (yield from end_uncompleted(call, claimed, op, result, stored, loss))
     if call.hook is not None:
         call.tell_completion(claimed.attempt, op)
     return Outcome(result, False, claimed.attempt)
@@ -138,30 +139,31 @@ def replay(call: Call, record: Record) -> Outcome[Any]:
 
 
 def begins_plainly(call: Call, claimed: Claimed) -> bool:
-    """Whether the flow only runs the handler after this claim: the attempt is the first one, and nothing is stored or
-    counted before it. Drivers then run the handler without a flow, send the completion of what it returns, and tell
-    both. If anything else happens, the flow begins, and is given the answers that are known.
+    """Whether the flow runs the handler next: the attempt is the first one, and nothing is stored or counted before it.
+
+    Drivers then run the handler and send its completion without a flow. If anything else happens, they start the flow,
+    and send it the answers that they have.
     """
     return claimed.attempt == 1 and call.input is None and call.quota is None and not call.resumption
 
 
 def _claim_again(call: Call, claim: Claim, error: StoreError) -> Generator[Request, Any, Claimed | Existing | None]:
     """The claim has failed. Returns the store's answer to a second one, or None if the call runs unprotected."""
-    try:
-        if error.answered or not isinstance(error, StoreUncertain):
-            raise error
+    if isinstance(error, StoreUncertain) and not error.answered:
         # The claim may have been won although its answer is lost. Send the same claim again to find out: the store
         # recognises its nonce.
         call.tell(events.StoreFailed, "claim", str(error))
-        answer: Claimed | Existing = yield claim
-        return answer
-    except StoreError as failure:
-        if failure.answered or not call.policy.fails_open:
-            call.alert(events.StoreFailed, "claim", str(failure))
-            raise
-        call.tell(events.StoreFailed, "claim", str(failure))
-        call.alert(events.Unprotected)
-        return None
+        try:
+            answer: Claimed | Existing = yield claim
+            return answer
+        except StoreError as again:
+            error = again
+    if error.answered or not call.policy.fails_open:
+        call.alert(events.StoreFailed, "claim", str(error))
+        raise error
+    call.tell(events.StoreFailed, "claim", str(error))
+    call.alert(events.Unprotected)
+    return None
 
 
 def _take_over(call: Call, claimed: Claimed) -> Generator[Request, Any, Any]:
@@ -227,7 +229,8 @@ def _save_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun 
     return None if stored else Stopped()
 
 
-def _unprotected() -> Flow:
+def _run_unprotected() -> Flow:
+    """Run the handler without a record."""
     outcome = yield Run(None)
     if type(outcome) in (Returned, Declined):
         return Outcome(outcome.value, False, 1)
@@ -235,8 +238,8 @@ def _unprotected() -> Flow:
 
 
 def check_same_request(call: Call, record: Record) -> None:
-    """Raise KeyReused if the record belongs to another request. An empty fingerprint matches every other."""
-    if call.fingerprint and record.fingerprint and call.fingerprint != record.fingerprint:
+    """Raise KeyReused if the record belongs to another request."""
+    if not same_request(record.fingerprint, call.fingerprint):
         call.tell(events.Mismatched)
         raise KeyReused(
             f"{call}: this key was used before, and not with {call.comparison}. A new request needs a new key"

@@ -278,9 +278,13 @@ def derive(root: bytes, step: str) -> str:
         name = step.encode()
     except UnicodeEncodeError as exc:
         raise PolicyError("the step's name holds a lone surrogate") from exc
-    text = blake2b(name, digest_size=16, key=root, person=b"semel.derive.1").hexdigest()
-    variant = "89ab"[int(text[16], 16) & 3]
-    return f"{text[:8]}-{text[8:12]}-8{text[13:16]}-{variant}{text[17:20]}-{text[20:]}"
+    return format_uuid(blake2b(name, digest_size=16, key=root, person=b"semel.derive.1").hexdigest(), 8)
+
+
+def format_uuid(digits: str, version: int) -> str:
+    """Return 32 hexadecimal digits in the form of a UUID. Six of their bits give way to its version and variant."""
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-{version}{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
 
 def _abbreviate(text: str) -> str:

@@ -1,8 +1,8 @@
 """Where an operation comes from: the key at the start of the chain of services, and the key of the caller's operation.
 
 Lineage is for people who follow one request through several services. It comes from the client, so it proves nothing:
-it is no part of the identity or the fingerprint, nothing is allowed because of it, and a malformed one is dropped
-without a word. A store keeps it behind the readable key, where it needs no column of its own: a key has no line breaks.
+it is no part of the identity or the fingerprint, nothing is allowed because of it, and a malformed one is ignored. A
+store keeps it behind the readable key, where it needs no column of its own: a key has no line breaks.
 """
 
 from __future__ import annotations

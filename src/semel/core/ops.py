@@ -75,7 +75,7 @@ make_claimed: Final[Callable[[tuple[int, int, tuple[tuple[str, bytes], ...]]], C
     tuple.__new__, Claimed
 )
 make_existing: Final[Callable[[tuple[Record]], Existing]] = partial(tuple.__new__, Existing)
-"""These make the answers of their fields in order, faster than the classes, whose constructors are Python functions."""
+"""They create the answers from all fields in order. The classes are slower: their constructors are Python functions."""
 
 
 @value
@@ -281,7 +281,7 @@ class ListRecords(Op[Listing]):
     operation: str | None = None
     tenant: str | None = None
     older: float = 0.0
-    """Only records whose first attempt was claimed at least so many seconds ago."""
+    """Only records whose first attempt was claimed at least this many seconds ago."""
     limit: int = 50
     look: int = 5000
     after: str | None = None

@@ -66,6 +66,21 @@ def seconds(duration: Duration, name: str = "duration") -> float:
     return result
 
 
+def positive_seconds(duration: Duration, name: str) -> float:
+    """Return a duration in seconds. Raises PolicyError also if it is 0."""
+    result = seconds(duration, name)
+    if result <= 0:
+        raise PolicyError(f"{name} must be longer than 0 s")
+    return result
+
+
+def at_least_one(number: int, name: str) -> int:
+    """Return the number. Raises PolicyError if it is not a positive whole number."""
+    if type(number) is not int or number < 1:
+        raise PolicyError(f"{name} is a whole number from 1, not {number!r}")
+    return number
+
+
 def _finite(number: float) -> float:
     try:
         return float(number)
@@ -171,26 +186,18 @@ class Policy:
             raise PolicyError('at_most_once cannot run without its record: on_store_error="closed"')
         if self.resumable and self.recover is None and (at_most_once or self.on_abandoned == "reject"):
             raise PolicyError("resumable= runs an abandoned attempt again, and this policy forbids it: leave one out")
-        lease = seconds(self.lease, "lease")
-        if lease <= 0:
-            raise PolicyError("lease must be longer than 0 s")
-        settle = seconds(self.completion_timeout, "completion_timeout")
-        longest = float("inf") if self.max_run_time is None else seconds(self.max_run_time, "max_run_time")
-        if longest <= 0:
-            raise PolicyError("max_run_time must be longer than 0 s")
-        self._set("lease_seconds", lease)
+        longest = float("inf") if self.max_run_time is None else positive_seconds(self.max_run_time, "max_run_time")
+        self._set("lease_seconds", positive_seconds(self.lease, "lease"))
         self._set("max_run_seconds", longest)
-        self._set("ttl_seconds", FOREVER if self.ttl is None else seconds(self.ttl, "ttl"))
+        self._set("ttl_seconds", FOREVER if self.ttl is None else positive_seconds(self.ttl, "ttl"))
         self._set("wait_seconds", self.on_duplicate.seconds if isinstance(self.on_duplicate, Wait) else 0.0)
-        self._set("completion_seconds", settle)
+        self._set("completion_seconds", seconds(self.completion_timeout, "completion_timeout"))
         self._set("takeover", self._takeover(at_most_once))
         self._set("interrupted_to", self._interrupted_to())
         self._set(
             "fails_open", (self.on_store_error or ("open" if self.guarantee == "at_least_once" else "closed")) == "open"
         )
         self._set("remembered", _exceptions(self.remember_errors, all_of_them=at_most_once))
-        if self.ttl_seconds <= 0:
-            raise PolicyError("ttl must be longer than 0 s")
         if self.reject_expired_for is not None and self.ttl is None:
             raise PolicyError("reject_expired_for= begins after the ttl, and ttl=None never ends: leave one out")
         self._set(

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.core.ops import Count, Lookup, Op
-from semel.core.policy import Duration, seconds
-from semel.errors import PolicyError, StoreError, TooManyKeys
+from semel.core.policy import Duration, at_least_one, seconds
+from semel.errors import StoreError, TooManyKeys
 from semel.observe import events
 
 if TYPE_CHECKING:
@@ -49,36 +49,30 @@ class Quota:
 
     def __post_init__(self) -> None:
         for name in ("live_keys", "tenants"):
-            number = getattr(self, name)
-            if type(number) is not int or number < 1:
-                raise PolicyError(f"Quota: {name} is a whole number from 1, not {number!r}")
+            at_least_one(getattr(self, name), f"Quota: {name}")
         object.__setattr__(self, "recount_seconds", seconds(self.recount_every, "recount_every"))
 
 
 def admit(call: Call, quota: Meter) -> Generator[Op[Any], Any, None]:
     """Let the call pass if its tenant has room, or if its key exists. Asks the store only if the meter has to."""
-    tenant = call.tenant
-    if quota.must_count(tenant):
-        try:
-            quota.set_count(tenant, (yield Count(tenant, quota.live_keys)))
-        except StoreError as error:
-            call.alert(events.StoreFailed, "count", str(error))
-            if not call.policy.fails_open:
-                raise
-            return  # the claim follows, and may succeed
-        finally:
-            quota.end_count(tenant)
-    retry_after = quota.retry_after(tenant)
-    if retry_after is None:
-        return
+    tenant, question = call.tenant, "count"
     try:
+        if quota.must_count(tenant):
+            try:
+                quota.set_count(tenant, (yield Count(tenant, quota.live_keys)))
+            finally:
+                quota.end_count(tenant)
+        retry_after = quota.retry_after(tenant)
+        if retry_after is None:
+            return
+        question = "lookup"
         if (yield Lookup(call.id)) is not None:
             return  # the key exists already; the claim decides what happens with it
     except StoreError as error:
-        call.alert(events.StoreFailed, "lookup", str(error))
+        call.alert(events.StoreFailed, question, str(error))
         if not call.policy.fails_open:
             raise
-        return
+        return  # the claim follows, and may succeed
     call.tell(events.OverQuota, quota.estimate(tenant))
     raise TooManyKeys(
         f"{call}: the tenant has {quota.live_keys} live keys or more, which is its quota; "

@@ -24,7 +24,7 @@ from semel.observe import events
 LONGEST_PAUSE: Final = 3600.0
 """The longest time between two tries of an operation, in seconds."""
 REPORTED: Final = 1000
-"""How many operations that were given up a resumer remembers, so that it reports each of them once."""
+"""How many given-up operations a resumer remembers, so that it reports each of them once."""
 
 ResumeFlow: TypeAlias = Generator["Resumable | Abandoned", Any, "ResumeReport"]
 

@@ -67,7 +67,7 @@ class Row(NamedTuple):
 
 
 _row: Final[Callable[[tuple[Any, ...]], Row]] = partial(tuple.__new__, Row)
-"""Makes a Row of all its fields in order, faster than ``Row(...)``, which is a Python function."""
+"""Creates a Row from all fields in order. ``Row(...)`` is slower: it is a Python function."""
 
 
 def state_at(stored: int, takeover: int, lease_left: float, expires_in: float) -> State:
@@ -274,24 +274,14 @@ def resolve(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, State
         or (state is DONE and op.token is not None and op.snapshot is None)
     ):
         return row, state
-    if op.snapshot is None:
-        # An expired record with a new token. So the next token is greater, whatever the clock does until then, and a
-        # late report of the lost owner is refused.
-        freed = row._replace(
-            state=DONE, token=next_token(row, now), snapshot=None, lease_end=now, expires=0.0, steps=()
-        )
-        return freed, state
-    # A new token, so that the lost owner finds its own stale if it comes back.
-    return (
-        row._replace(
-            state=DONE,
-            token=next_token(row, now),
-            snapshot=op.snapshot,
-            lease_end=now,
-            expires=now + op.ttl,
-        ),
-        state,
+    # A new token, so that a late report of the lost owner is refused.
+    settled = row._replace(
+        state=DONE, token=next_token(row, now), snapshot=op.snapshot, lease_end=now, expires=now + op.ttl
     )
+    if op.snapshot is None:
+        # Expired, and not removed: so the next token is greater than this one, whatever the clock does until then.
+        settled = settled._replace(expires=0.0, steps=())
+    return settled, state
 
 
 def _owner_may(row: Row, token: int, move: Move, now: float) -> bool:

@@ -116,7 +116,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Move], State]] = MappingProxyType(
         (State.UNKNOWN, Move.RESOLVE_ABSENT): State.ABSENT,
         # The ttl has ended.
         (State.DONE, Move.EXPIRE): State.ABSENT,
-        # A person wants the operation to run again, although it has an outcome: a failure that is over, above all.
+        # A person drops the outcome, mostly a failure whose cause is gone, so that the operation runs again.
         (State.DONE, Move.FREE): State.ABSENT,
     }
 )

@@ -15,21 +15,20 @@ the step was undone. ``~failed`` says that the operation failed and its steps ar
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple, TypeAlias
+from itertools import chain
+from typing import Any, Final, TypeAlias
 
 from semel.core.call import Call, Failed, Pause, Raised, describe_error
 from semel.core.encoding.canonical import encode_value
 from semel.core.encoding.plain import PLAIN
-from semel.core.encoding.serializers import Serializer, decode_error, decode_result, serializer_for
+from semel.core.encoding.serializers import Serializer, cached_serializer, decode_error, decode_result
 from semel.core.encoding.snapshot import Kind, NotSerializable, Snapshot
-from semel.core.endings import SETTLE_PAUSES
+from semel.core.endings import settle_pauses
 from semel.core.keys import normalize_key
 from semel.core.ops import Claimed, Op, SaveStep
-from semel.core.policy import Policy
 from semel.core.values import value
 from semel.errors import (
     LeaseLost,
@@ -58,12 +57,11 @@ _SAYS_NOTHING: Final = (LeaseLost, StepMismatch, StoreError)
 
 @value
 class RunStep:
-    """Run the function of a step, perhaps in a transaction of the caller. The answer is Returned or Raised."""
+    """Run the function of a step. The answer is Returned or Raised."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    in_transaction: bool
     name: str
 
 
@@ -92,14 +90,6 @@ class WriteMark:
 
 
 StepFlow: TypeAlias = Generator["Op[Any] | RunStep | RunUndo | FindMark | WriteMark | Pause", Any, Any]
-
-
-class _Undoable(NamedTuple):
-    """A finished step, and the function that undoes it."""
-
-    name: str
-    value: Any
-    function: Callable[[Any], Any]
 
 
 class StepJournal:
@@ -131,7 +121,8 @@ class StepJournal:
         """Steps that this attempt has requested."""
         self._results: dict[tuple[str, str], Any] = {}
         """Values and results of this attempt, so that a retry after a failed save stores the same one."""
-        self._undoable: list[_Undoable] = []
+        self._undoable: list[RunUndo] = []
+        """How to undo the finished steps."""
         self._in_transaction: set[str] = set()
         """Steps whose marks are in a transaction of the caller, which may since have been rolled back."""
         self.compensated = False
@@ -184,9 +175,7 @@ class StepJournal:
         else:
             try:
                 head = digest + (b"\x01" if undo is not None else b"\x00")
-                result = yield from self._run(
-                    RunStep(function, args, kwargs, in_transaction, name), name, serializer, head
-                )
+                result = yield from self._run(RunStep(function, args, kwargs, name), in_transaction, serializer, head)
             except BaseException:
                 self._requested.remove(name)  # it failed, and may be tried again
                 raise
@@ -194,34 +183,37 @@ class StepJournal:
                 self._requested.remove(name)
                 return result
         if undo is not None:
-            self._undoable.append(_Undoable(name, result, undo))
+            self._undoable.append(RunUndo(undo, result, name))
         return result
 
-    def _run(self, request: RunStep, name: str, serializer: Serializer, head: bytes) -> StepFlow:
-        known = ("step", name)
-        if request.in_transaction or known not in self._results:
+    def _run(self, request: RunStep, in_transaction: bool, serializer: Serializer, head: bytes) -> StepFlow:
+        """Run the step and store its result. Returns the result, or Failed."""
+        known, entry = ("step", request.name), _STEP + request.name
+        if in_transaction or known not in self._results:
             outcome = yield request
             if type(outcome) is Raised:
                 return Failed(outcome.error)
             result = outcome.value
-            if not request.in_transaction:
+            if not in_transaction:
                 self._results[known] = result
         else:
             result = self._results[known]
         if self._token is not None:
-            sealed = self._seal(_STEP + name, result, serializer, head)
-            if request.in_transaction:
-                op = self._entry(_STEP + name, sealed)
+            sealed = self._seal(entry, result, serializer, head)
+            if in_transaction:
+                op = self._entry(entry, sealed)
                 self._note_stored(op, (yield WriteMark(op)))
             else:
-                yield from self._save(_STEP + name, sealed)
-        if request.in_transaction:
-            self._in_transaction.add(name)
+                yield from self._save(entry, sealed)
+        if in_transaction:
+            self._in_transaction.add(request.name)
         return result
 
     def compensate(self, error: BaseException) -> StepFlow:
         """The handler raised ``error``: undo its steps, the last one first. Returns the error to raise."""
-        if self._token is not None and self._in_transaction and _is_failure(error):
+        if self.compensated or not _is_failure(error):
+            return error
+        if self._token is not None and self._in_transaction:
             # Which steps are done depends on how the caller's transaction ended. Our own claim, sent again, is
             # answered with the steps that are committed.
             try:
@@ -229,7 +221,7 @@ class StepJournal:
                 self._settle((yield self._call.claim))
             except _SAYS_NOTHING as interruption:
                 return interruption
-        if not self._must_undo(error):
+        if not (self.failing or self._to_undo() or self._out_of_reach()):
             return error
         self.compensated = True
         remaining: list[tuple[str, str]] = []
@@ -237,9 +229,8 @@ class StepJournal:
             if self.failing:
                 error = self.failure()
             elif self._token is not None:
-                yield from self._save(
-                    _FAILED, self._call.seal_error(error, _FAILED)
-                )  # from here on every attempt undoes
+                # From here on every attempt undoes.
+                yield from self._save(_FAILED, self._call.seal_error(error, _FAILED))
             for each in self._to_undo():
                 reason = yield from self._undo(each)
                 if reason is not None:
@@ -248,10 +239,10 @@ class StepJournal:
             return interruption
         return self._after_undoing(error, remaining)
 
-    def _undo(self, step: _Undoable) -> StepFlow:
+    def _undo(self, step: RunUndo) -> StepFlow:
         """Undo one step, with retries. Returns None, or why it failed."""
-        for pause in (*_undo_pauses(self._call.policy), None):
-            outcome = yield RunUndo(step.function, step.value, step.name)
+        for pause in chain(settle_pauses(self._call.policy), [None]):
+            outcome = yield step
             if type(outcome) is not Raised:
                 break
             error = outcome.error
@@ -299,7 +290,7 @@ class StepJournal:
         return bool(self._in_transaction)
 
     def failure(self) -> BaseException:
-        """Return the error with which the operation failed, in whichever attempt."""
+        """Return the error with which the operation failed, in this or an earlier attempt."""
         try:
             snapshot = self._open(_FAILED)
             if snapshot.kind is Kind.ERROR:
@@ -327,12 +318,7 @@ class StepJournal:
                 "returned, too late to undo a step if they are refused. Send them in a step of their own instead"
             )
 
-    def _must_undo(self, error: BaseException) -> bool:
-        if self.compensated or not _is_failure(error):
-            return False
-        return self.failing or bool(self._to_undo() or self._out_of_reach())
-
-    def _to_undo(self) -> list[_Undoable]:
+    def _to_undo(self) -> list[RunUndo]:
         """Return the finished steps that are not undone yet, the last one first."""
         return [step for step in reversed(self._undoable) if _UNDONE + step.name not in self._saved]
 
@@ -465,25 +451,14 @@ def _digest(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> byt
     return hash.digest()
 
 
-def _undo_pauses(policy: Policy) -> Iterator[float]:
-    """Yield the pauses between the tries to undo one step, together at most the policy's ``completion_timeout``."""
-    remaining, pauses, pause = policy.completion_seconds, iter(SETTLE_PAUSES), 0.0
-    while (pause := next(pauses, pause)) <= remaining and pause > 0:
-        remaining -= pause
-        yield pause
-
-
 def _serializer_of(function: Callable[..., Any]) -> Serializer:
     """Return the serializer of a step's result, by its function's return annotation as for ``once``."""
     if not getattr(function, "__annotations__", None):
         return PLAIN
     try:
-        return _cached_serializer(typing.get_type_hints(function).get("return", Any))
+        return cached_serializer(typing.get_type_hints(function).get("return", Any))
     except (NameError, TypeError):  # a name that only the type checker knows; an annotation that has no hash
         return PLAIN
-
-
-_cached_serializer = lru_cache(maxsize=256)(serializer_for)
 
 
 def _label(name: str) -> str:

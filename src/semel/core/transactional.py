@@ -246,7 +246,7 @@ def execute_once(call: Call, own: bool, tries: int, effect: SQLEffect, header: b
         kind = type(found)
         if kind is bytes:
             _start(call)
-            return _executed(call, True, found)
+            return _end_statement(call, True, found)
         if kind is Raised:
             _start(call)
             return (yield from _fail(call, True, None, _FIRST, found.error))
@@ -289,7 +289,7 @@ def _end(call: Call, own: bool, row: Row | None, claimed: Claimed, outcome: Any)
     """End an attempt whose handler did not simply return."""
     kind = type(outcome)
     if kind is bytes:
-        return _executed(call, False, outcome)
+        return _end_statement(call, False, outcome)
     if kind is Rejected:
         return (yield from _reject(call, row, claimed, outcome.value))
     if kind is HandlerConflict:
@@ -313,7 +313,7 @@ def _start(call: Call) -> None:
     if call.quota is not None:
         call.quota.add_key(call.tenant)
     if call.hook is not None:
-        call.started = False  # each run after a conflict is told
+        call.started = False  # each run after a conflict is reported
         call.tell_start(0)
 
 
@@ -377,7 +377,8 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
     return Outcome(result, False, claimed.attempt)
 
 
-def _executed(call: Call, own: bool, snapshot: bytes) -> Outcome[Any]:
+def _end_statement(call: Call, own: bool, snapshot: bytes) -> Outcome[Any]:
+    """The statement has written its own record, with this snapshot."""
     if call.hook is not None:
         call.tell(events.Completed if own else events.Prepared, 1, len(snapshot), call.elapsed())
     return call.open_outcome(snapshot, 1, replayed=False)
@@ -395,12 +396,10 @@ def _fail(call: Call, own: bool, row: Row | None, claimed: Claimed, error: BaseE
     if not isinstance(error, call.policy.remembered) or isinstance(error, ConfigurationError):
         return _forget(call, claimed, error)  # a mistake in the program is never remembered
     try:
-        if own:
-            found = yield Lock(call.id, True)
-            if isinstance(found, Occupied) or (found and found.token) != (row and row.token):
-                yield Rollback()  # another call used the key in the meantime: later calls get its result
-                _free_quota(call, claimed)
-                return Failed(error)
+        if own and not (yield from _lock_again(call, row)):
+            yield Rollback()  # later calls get the result of the other call
+            _free_quota(call, claimed)
+            return Failed(error)
         yield _keep(call, own, row, claimed, call.seal_error(error))
     except StoreError as failure:
         # The handler's own error matters more to the caller. Without its record the operation is run again.
@@ -424,10 +423,15 @@ def _forget(call: Call, claimed: Claimed, error: BaseException) -> Failed:
 def _reject(call: Call, row: Row | None, claimed: Claimed, answer: Any) -> Flow:
     """Roll back the handler's rows, and store its answer in a transaction of its own."""
     yield Rollback()
-    found = yield Lock(call.id, True)
-    if isinstance(found, Occupied) or (found and found.token) != (row and row.token):
+    if not (yield from _lock_again(call, row)):
         raise TransactionConflict(f"{call}: another call used the key in the meantime; nothing was stored")
     return (yield from _complete(call, True, row, claimed, answer))
+
+
+def _lock_again(call: Call, row: Row | None) -> Generator[Any, Any, bool]:
+    """Lock the key in a new transaction. Returns False if another call has used it in the meantime."""
+    found = yield Lock(call.id, True)
+    return not isinstance(found, Occupied) and (found and found.token) == (row and row.token)
 
 
 def _keep(call: Call, own: bool, row: Row | None, claimed: Claimed, snapshot: bytes) -> Keep:

@@ -26,17 +26,16 @@ from semel.core.encoding.serializers import Serializer
 from semel.core.keys import KeyFormat
 from semel.core.lineage import read_label
 from semel.core.ops import Listing, Lookup, Record, Resolve, Size, Sweep, Swept
-from semel.core.policy import Duration, Policy
+from semel.core.policy import Duration, Policy, at_least_one
 from semel.core.quota import Quota
 from semel.core.transactional import SQLEffect, StatementResult
 from semel.engine.declare.declaration import AsyncOnce, Declaration, Selector, requires_brackets
 from semel.engine.declare.handlers import with_handle
 from semel.engine.drive.aio_driver import AsyncCallDriver
+from semel.engine.drive.aio_rounds import SWEEP_LIMIT
 from semel.engine.drive.attempts import AsyncAttempt
-from semel.engine.drive.execution import as_handler
-from semel.engine.drive.keeper import SWEEP_LIMIT
 from semel.engine.drive.waiting import run_in_thread
-from semel.engine.guard import Guard, ListFilters, PolicyChanges, at_least_one, check_store, readable
+from semel.engine.guard import Guard, ListFilters, PolicyChanges, check_store, readable
 from semel.engine.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore
 from semel.engine.transaction.aio import AsyncTransactionAttempt
@@ -135,10 +134,13 @@ class AsyncGuard(Guard):
         """
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            declared = self._declare(
+            declared = Declaration(
                 function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint, exclude=exclude,
-                key_format=key_format, serializer=serializer, changes=changes,
+                key_format=key_format, serializer=serializer, policy=self._policy.replace(**changes),
+                secret=self.secret, awaited=self.AWAITED,
             )  # fmt: skip
+            if declared.inputs is not None:
+                self.resumable[declared.operation] = declared
             # sync only: if inspect.iscoroutinefunction(function):
             # sync only:     return self._in_loops().protect(declared)
             # sync only: if inspect.iscoroutinefunction(changes.get("recover")):
@@ -269,10 +271,7 @@ class AsyncGuard(Guard):
         :param tries: the maximum number of runs of ``call`` with ``own_transaction``; defaults to 10.
         """
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        recover = what.policy.recover
-        outcome: Outcome[T] = await self._transact(
-            connection, what, with_handle(call), recover and as_handler(recover), own_transaction, tries
-        )
+        outcome: Outcome[T] = await self._transact(connection, what, with_handle(call), own_transaction, tries)
         return outcome.value
 
     async def run_in_transaction_outcome(
@@ -291,10 +290,7 @@ class AsyncGuard(Guard):
     ) -> Outcome[T]:
         """Like ``run_in_transaction``, but return an ``Outcome``, which says if the result is a replay."""
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        recover = what.policy.recover
-        return await self._transact(
-            connection, what, with_handle(call), recover and as_handler(recover), own_transaction, tries
-        )
+        return await self._transact(connection, what, with_handle(call), own_transaction, tries)
 
     async def execute_once(
         self,
@@ -325,8 +321,7 @@ class AsyncGuard(Guard):
         attempt = AsyncTransactionAttempt(self.store, connection, call, False, TRIES, effect)
         if running.get() is not None:
             refuse_nesting(call)
-        recover = call.policy.recover
-        return await attempt.run_statement(effect, recover and as_handler(recover))
+        return await attempt.run_statement(effect)
 
     @requires_brackets
     def once_in_transaction(
@@ -357,10 +352,10 @@ class AsyncGuard(Guard):
             if not inspect.iscoroutinefunction(function):
                 raise PolicyError(f"{getattr(function, '__qualname__', function)} is sync: decorate it with a Semel")
             check_tries(own_transaction, tries)
-            declared = self._declare(
+            declared = Declaration(
                 function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint,
                 exclude=(*exclude, *connection_parameter(connection)), key_format=key_format, serializer=serializer,
-                changes=changes,
+                policy=self._policy.replace(**changes), secret=self.secret, awaited=self.AWAITED,
             )  # fmt: skip
             pick = pick_connection(declared, connection)
 
@@ -369,8 +364,8 @@ class AsyncGuard(Guard):
                 recover = declared.recover
                 outcome: Outcome[T] = await self._transact(
                     pick(args, kwargs), self.declared_call(declared, args, kwargs),
-                    lambda op: declared.invoke(op, args, kwargs),
-                    lambda op: recover and recover(args, kwargs), own_transaction, tries,
+                    lambda op: declared.invoke(op, args, kwargs), own_transaction, tries,
+                    recover and (lambda: recover(args, kwargs)),
                 )  # fmt: skip
                 return outcome.value
 
@@ -383,9 +378,9 @@ class AsyncGuard(Guard):
         connection: object,
         call: Call,
         handler: Callable[[AsyncOperation], Any],
-        recover: Callable[[AsyncOperation], Any] | None,
         own: bool,
         tries: int | None,
+        recover: Callable[[], Any] | None = None,
     ) -> Awaitable[Outcome[Any]]:
         most = TRIES if tries is None else check_tries(own, tries)
         attempt = AsyncTransactionAttempt(self.store, connection, call, own, most)
@@ -433,7 +428,7 @@ class AsyncGuard(Guard):
 
     async def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:
         """Remove at most ``limit`` expired records."""
-        swept = await self.store.execute(Sweep(at_least_one(limit)))
+        swept = await self.store.execute(Sweep(at_least_one(limit, "limit")))
         self._report_sweep(swept.removed, swept.unknown)
         return swept
 

@@ -33,10 +33,10 @@ def log_act(
     :param what: the record by its identity, never by its key: a key may be private, and logs travel far.
     """
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    said = {"via": via, **what, "changed": changed}
-    words = " ".join(f"{name}={json.dumps(value, default=repr)}" for name, value in said.items())
+    details = {"via": via, **what, "changed": changed}
+    words = " ".join(f"{name}={json.dumps(value, default=repr)}" for name, value in details.items())
     line = f"{_one_line(action)} by {_one_line(who)} at {at}: {words}"
-    _log.log(level, "%s", line, extra={"semel_audit": {"action": action, "who": who, "at": at, **said}})
+    _log.log(level, "%s", line, extra={"semel_audit": {"action": action, "who": who, "at": at, **details}})
     return line
 
 

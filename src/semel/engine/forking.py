@@ -8,6 +8,7 @@ An object that holds such things registers a method, which is called in every ch
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from types import MethodType
@@ -20,6 +21,14 @@ def survive_forks(renew: Callable[[], Any]) -> None:
     """Call the bound method in every child of this process, for as long as its object lives."""
     assert isinstance(renew, MethodType)
     _survivors.setdefault(renew.__self__, []).append(renew.__func__)
+
+
+def renewed(event: threading.Event) -> threading.Event:
+    """Return a new event in the same state. A thread of the parent may hold the lock of the old one forever."""
+    new = threading.Event()
+    if event.is_set():
+        new.set()
+    return new
 
 
 def _renew_all() -> None:

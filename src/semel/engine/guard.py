@@ -6,6 +6,7 @@ import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from time import monotonic
 from typing import Any, ClassVar, Final, TypedDict
 
@@ -13,8 +14,8 @@ from semel.codec import Codec
 from semel.core.call import Call
 from semel.core.encoding.fingerprint import Arguments, hash_key
 from semel.core.encoding.plain import PLAIN
-from semel.core.encoding.serializers import ResultSerializer, Serializer, serializer_for
-from semel.core.encoding.snapshot import Kind, NotSerializable, decode_response
+from semel.core.encoding.serializers import ResultSerializer, cached_serializer
+from semel.core.encoding.snapshot import NotSerializable, outcome_kind
 from semel.core.keys import KeyFormat, check_name, identity, identity_hash, normalize_key
 from semel.core.lineage import lineage_lines, read_label
 from semel.core.ops import Listing, ListRecords, Measure, Record, Resolve
@@ -27,22 +28,25 @@ from semel.core.policy import (
     OnUnstored,
     Policy,
     Remember,
+    at_least_one,
     seconds,
 )
 from semel.core.quota import Meter, Quota
 from semel.core.states import State
-from semel.engine.declare.declaration import Declaration, Selector
+from semel.engine.declare.declaration import Declaration
 from semel.engine.forking import survive_forks
 from semel.engine.operation.handle import running, set_lineage
 from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store, has_members
 from semel.engine.problem_log import ProblemLog
-from semel.errors import ConfigurationError, NotResolvable, PolicyError, SemelError
+from semel.errors import ConfigurationError, NotResolvable, PolicyError
 from semel.observe import events
 from semel.observe.events import Event, EventHook, EventHooks, LoggingHook, TracingHook, call_hooks, hooks_of
 
 ANY: Final = KeyFormat.named("any")
 REMEMBERED: Final = 256
-"""The size of each of a guard's caches: operation names, changed policies and serializers."""
+"""The size of each cache of operation names, tenants and changed policies. A program may make up names as it runs."""
+check_operation: Final = lru_cache(maxsize=REMEMBERED)(partial(check_name, "an operation"))
+"""Raises PolicyError if this is no name of an operation."""
 
 
 class ListFilters(TypedDict, total=False):
@@ -116,9 +120,6 @@ class Guard:
         self._nonces = random.Random()
         """Seeded by the system, and again in a forked child, which must not repeat the nonces of its parent."""
         survive_forks(self._nonces.seed)
-        self._serializers: dict[Any, ResultSerializer] = {}
-        self._operations: set[str] = set()
-        """Names that have been checked. Cleared when there are many, because a program may make up names as it runs."""
         self.tenants: dict[str, str] = {}
         """Tenants that have been checked, as they are stored. Cleared when there are many."""
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
@@ -147,36 +148,6 @@ class Guard:
             self._log = None
         self._trace = next((hook.trace for hook in hooks if isinstance(hook, TracingHook)), None)
 
-    def _declare(
-        self,
-        function: Callable[..., Any],
-        *,
-        operation: str | None,
-        key: Selector,
-        tenant: Selector | None,
-        fingerprint: Any,
-        exclude: tuple[str, ...],
-        key_format: KeyFormat | str,
-        serializer: Serializer | None,
-        changes: Mapping[str, Any],
-    ) -> Declaration:
-        declared = Declaration(
-            function,
-            operation=operation,
-            key=key,
-            tenant=tenant,
-            fingerprint=fingerprint,
-            exclude=exclude,
-            key_format=key_format,
-            serializer=serializer,
-            policy=self._policy.replace(**changes),
-            secret=self.secret,
-            awaited=self.AWAITED,
-        )
-        if declared.inputs is not None:
-            self.resumable[declared.operation] = declared
-        return declared
-
     def declared_call(self, declared: Declaration, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Return the call of a decorated function with these arguments."""
         key = normalize_key(declared.key(args, kwargs), declared.key_format)
@@ -196,17 +167,14 @@ class Guard:
         returns: Any,
         changes: Mapping[str, Any],
     ) -> Call:
-        if operation not in self._operations:
-            if len(self._operations) >= REMEMBERED:
-                self._operations.clear()
-            self._operations.add(check_name("an operation", operation))
+        check_operation(operation)
         call = self.make_call(
             operation,
             normalize_key(key, ANY),
             self.tenant if tenant is None else checked_tenant(tenant),
             b"" if fingerprint is None else self._data.digest((fingerprint,), {}),
             self._changed_policy(changes) if changes else self._policy,
-            PLAIN if returns is None else self._serializer(returns),
+            PLAIN if returns is None else cached_serializer(returns),
         )
         call.comparison = "the same data. Compared: what is passed as fingerprint="
         return call
@@ -299,7 +267,8 @@ class Guard:
         self._require_lists()
         return ListRecords(
             tuple(filters.get("states", ())), filters.get("operation"), filters.get("tenant"),
-            seconds(filters.get("older", 0.0), "older"), at_least_one(limit), at_least_one(look), after,
+            seconds(filters.get("older", 0.0), "older"), at_least_one(limit, "limit"), at_least_one(look, "look"),
+            after,
         )  # fmt: skip
 
     def _measure_op(self) -> Measure:
@@ -319,7 +288,7 @@ class Guard:
             raise PolicyError(f'stored= is "failure" or "any", not {stored!r}')
         if record is None or record.state is not State.DONE:
             return None
-        kind = outcome_kind(self.codec, record)
+        kind = outcome_kind(self.codec, record.snapshot or b"", record.id)
         if stored == "failure" and kind != "failure":
             what = "its stored outcome cannot be read" if kind == "unreadable" else "what is stored is a result"
             raise NotResolvable(
@@ -361,36 +330,10 @@ class Guard:
         if self._hook is not None:
             self._hook(events.SweptEvent("", "", "", removed, unknown))
 
-    def _serializer(self, returns: Any) -> ResultSerializer:
-        known = self._serializers.get(returns)
-        if known is None:
-            if len(self._serializers) >= REMEMBERED:
-                self._serializers.clear()
-            known = self._serializers[returns] = serializer_for(returns)
-        return known
-
-
-def outcome_kind(codec: Codec, record: Record) -> str:
-    """Return what the record of a finished operation holds: a failure, a result, or something unreadable."""
-    try:
-        snapshot = codec.open(record.snapshot or b"", record.id)
-        if snapshot.kind is Kind.RESPONSE:
-            return "failure" if decode_response(snapshot.payload).status >= 400 else "result"
-    except SemelError:
-        return "unreadable"
-    return "failure" if snapshot.kind is Kind.ERROR else "result"
-
 
 def readable(listing: Listing) -> Listing:
     """Return the page with key, root and parent of each record apart."""
     return replace(listing, records=tuple(map(read_label, listing.records)))
-
-
-def at_least_one(limit: int) -> int:
-    """Return the limit. Raises PolicyError if it is not a positive number."""
-    if type(limit) is not int or limit < 1:
-        raise PolicyError(f"a limit is a whole number from 1, not {limit!r}")
-    return limit
 
 
 def checked_tenant(value: object) -> str:

@@ -6,14 +6,14 @@ store against these protocols.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from semel.core.call import Raised
 from semel.core.ops import Op, SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import ExecuteOnce, HandlerConflict, Keep, Lock, Occupied, SQLEffect
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, SemelError
 
 if TYPE_CHECKING:
     from semel.core.messaging.messages import Message
@@ -73,7 +73,7 @@ class Store(Protocol):
         ...
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        """Execute several Ops, sharing round trips where possible. The result of a failed Op is its StoreError."""
+        """Execute several Ops, sharing round trips where possible. The result of a failed Op is its error."""
         ...
 
     def wait(self, id: bytes, seconds: float) -> None:
@@ -208,6 +208,37 @@ class AsyncUnit(Protocol):
     def watch(self) -> None: ...
 
     def unwatch(self) -> None: ...
+
+
+def execute_each(execute: Callable[[Op[Any]], Any], ops: Sequence[Op[Any]]) -> list[Any]:
+    """``execute_many`` of a store that does not share round trips: run Ops one after the other."""
+    answers: list[Any] = []
+    for op in ops:
+        try:
+            answers.append(execute(op))
+        except SemelError as error:
+            answers.append(error)
+    return answers
+
+
+async def execute_each_async(execute: Callable[[Op[Any]], Awaitable[Any]], ops: Sequence[Op[Any]]) -> list[Any]:
+    """The same of an async store: run Ops at the same time, but those on one record in their order."""
+    import asyncio  # sync programs do without it
+
+    answers: list[Any] = [None] * len(ops)
+    by_record: dict[bytes, list[int]] = {}
+    for at, op in enumerate(ops):
+        by_record.setdefault(op.id, []).append(at)
+
+    async def in_order(positions: list[int]) -> None:
+        for at in positions:
+            try:
+                answers[at] = await execute(ops[at])
+            except SemelError as error:
+                answers[at] = error
+
+    await asyncio.gather(*map(in_order, by_record.values()))
+    return answers
 
 
 def has_members(value: object, names: Sequence[str]) -> bool:

@@ -19,16 +19,15 @@ from semel.core.encoding.serializers import Serializer
 from semel.core.keys import KeyFormat
 from semel.core.lineage import read_label
 from semel.core.ops import Listing, Lookup, Record, Resolve, Size, Sweep, Swept
-from semel.core.policy import Duration, Policy
+from semel.core.policy import Duration, Policy, at_least_one
 from semel.core.quota import Quota
 from semel.core.transactional import SQLEffect, StatementResult
 from semel.engine.declare.declaration import Declaration, Once, Selector, requires_brackets
 from semel.engine.declare.handlers import with_handle
 from semel.engine.drive.attempts import Attempt
 from semel.engine.drive.driver import CallDriver
-from semel.engine.drive.execution import as_handler
-from semel.engine.drive.keeper import SWEEP_LIMIT
-from semel.engine.guard import Guard, ListFilters, PolicyChanges, at_least_one, check_store, readable
+from semel.engine.drive.rounds import SWEEP_LIMIT
+from semel.engine.guard import Guard, ListFilters, PolicyChanges, check_store, readable
 from semel.engine.operation import Operation, running
 from semel.engine.ports import Store
 from semel.engine.transaction.rules import TRIES, check_tries, connection_parameter, pick_connection, refuse_nesting
@@ -127,10 +126,13 @@ class SyncGuard(Guard):
         """
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            declared = self._declare(
+            declared = Declaration(
                 function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint, exclude=exclude,
-                key_format=key_format, serializer=serializer, changes=changes,
+                key_format=key_format, serializer=serializer, policy=self._policy.replace(**changes),
+                secret=self.secret, awaited=self.AWAITED,
             )  # fmt: skip
+            if declared.inputs is not None:
+                self.resumable[declared.operation] = declared
 
             if inspect.iscoroutinefunction(function):
                 return self._in_loops().protect(declared)
@@ -262,10 +264,7 @@ class SyncGuard(Guard):
         :param tries: the maximum number of runs of ``call`` with ``own_transaction``; defaults to 10.
         """
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        recover = what.policy.recover
-        outcome: Outcome[T] = self._transact(
-            connection, what, with_handle(call), recover and as_handler(recover), own_transaction, tries
-        )
+        outcome: Outcome[T] = self._transact(connection, what, with_handle(call), own_transaction, tries)
         return outcome.value
 
     def run_in_transaction_outcome(
@@ -284,10 +283,7 @@ class SyncGuard(Guard):
     ) -> Outcome[T]:
         """Like ``run_in_transaction``, but return an ``Outcome``, which says if the result is a replay."""
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        recover = what.policy.recover
-        return self._transact(
-            connection, what, with_handle(call), recover and as_handler(recover), own_transaction, tries
-        )
+        return self._transact(connection, what, with_handle(call), own_transaction, tries)
 
     def execute_once(
         self,
@@ -318,8 +314,7 @@ class SyncGuard(Guard):
         attempt = TransactionAttempt(self.store, connection, call, False, TRIES, effect)
         if running.get() is not None:
             refuse_nesting(call)
-        recover = call.policy.recover
-        return attempt.run_statement(effect, recover and as_handler(recover))
+        return attempt.run_statement(effect)
 
     @requires_brackets
     def once_in_transaction(
@@ -348,10 +343,10 @@ class SyncGuard(Guard):
             if inspect.iscoroutinefunction(function):
                 raise PolicyError(f"{function.__qualname__} is async: decorate it with an AsyncSemel")
             check_tries(own_transaction, tries)
-            declared = self._declare(
+            declared = Declaration(
                 function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint,
                 exclude=(*exclude, *connection_parameter(connection)), key_format=key_format, serializer=serializer,
-                changes=changes,
+                policy=self._policy.replace(**changes), secret=self.secret, awaited=self.AWAITED,
             )  # fmt: skip
             pick = pick_connection(declared, connection)
 
@@ -360,8 +355,8 @@ class SyncGuard(Guard):
                 recover = declared.recover
                 outcome: Outcome[T] = self._transact(
                     pick(args, kwargs), self.declared_call(declared, args, kwargs),
-                    lambda op: declared.invoke(op, args, kwargs),
-                    lambda op: recover and recover(args, kwargs), own_transaction, tries,
+                    lambda op: declared.invoke(op, args, kwargs), own_transaction, tries,
+                    recover and (lambda: recover(args, kwargs)),
                 )  # fmt: skip
                 return outcome.value
 
@@ -374,9 +369,9 @@ class SyncGuard(Guard):
         connection: object,
         call: Call,
         handler: Callable[[Operation], Any],
-        recover: Callable[[Operation], Any] | None,
         own: bool,
         tries: int | None,
+        recover: Callable[[], Any] | None = None,
     ) -> Outcome[Any]:
         most = TRIES if tries is None else check_tries(own, tries)
         attempt = TransactionAttempt(self.store, connection, call, own, most)
@@ -424,7 +419,7 @@ class SyncGuard(Guard):
 
     def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:
         """Remove at most ``limit`` expired records."""
-        swept = self.store.execute(Sweep(at_least_one(limit)))
+        swept = self.store.execute(Sweep(at_least_one(limit, "limit")))
         self._report_sweep(swept.removed, swept.unknown)
         return swept
 

@@ -177,7 +177,7 @@ def select_fields(document: Any, include: Iterable[str] | None = None, exclude: 
 
     A field is named by its path: ``amount``, ``card.number``, ``items.*.sku``, where ``*`` stands for every element of
     a list or every member of an object. A missing field stays missing, which is not the same as null. Lists keep
-    their length, so that two items of which nothing is chosen still differ from three. A document that has none of the
+    their length, so that two items without a chosen field still differ from three. A document that has none of the
     fields is returned whole: otherwise all such documents would be equal.
     """
     if include is not None:

@@ -222,11 +222,7 @@ class _Calls:
     def check_name(self, name: str) -> None:
         known = [*self.names, *filter(None, (self.rest, self.keywords))]
         if name not in known and not self.keywords:
-            raise PolicyError(
-                f"{self.function} has no parameter {name!r}: it has {', '.join(known)}"
-                if known
-                else f"{self.function} has no parameter {name!r}: it has none"
-            )
+            raise PolicyError(f"{self.function} has no parameter {name!r}: it has {', '.join(known) or 'none'}")
 
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -220,6 +220,14 @@ def _lower_clock(tag: str) -> Lower:
     return rule
 
 
+def _lift_clock(kind: type[datetime] | type[time]) -> Lift:
+    def rule(body: Any) -> datetime | time:
+        text, fold, zone = body
+        return kind.fromisoformat(text).replace(fold=fold, tzinfo=_lift_zone(zone))
+
+    return rule
+
+
 def _lower_zone(zone: tzinfo | None) -> Any:
     if zone is None or zone is UTC:
         return None if zone is None else "UTC"
@@ -242,16 +250,6 @@ def _lift_zone(tree: Any) -> tzinfo | None:
 
 def _lower_delta(value: timedelta) -> list[int]:
     return [value.days, value.seconds, value.microseconds]
-
-
-def _lift_datetime(body: Any) -> datetime:
-    text, fold, zone = body
-    return datetime.fromisoformat(text).replace(fold=fold, tzinfo=_lift_zone(zone))
-
-
-def _lift_time(body: Any) -> time:
-    text, fold, zone = body
-    return time.fromisoformat(text).replace(fold=fold, tzinfo=_lift_zone(zone))
 
 
 def _base64(value: bytes | bytearray) -> str:
@@ -294,8 +292,8 @@ _LIFT: Final[dict[str, Lift]] = {
     "$bytes": _lift_bytes,
     "$bytearray": lambda body: bytearray(_lift_bytes(body)),
     "$complex": lambda body: complex(lift(body[0]), lift(body[1])),
-    "$datetime": _lift_datetime,
-    "$time": _lift_time,
+    "$datetime": _lift_clock(datetime),
+    "$time": _lift_clock(time),
     "$date": date.fromisoformat,
     "$timedelta": lambda body: timedelta(*body),
     "$decimal": Decimal,

@@ -13,14 +13,15 @@ A remembered exception is stored as its class's qualified name, its message, and
 would pickle, where they are plain data. It is rebuilt only as a class that the operation declares, or as a loaded
 subclass of one. ``Exception`` and other built-in classes declare no subclasses except built-in ones: otherwise a stored
 name could choose among all that the program has loaded, and call it with stored arguments. Names are compared, never
-imported. If an exception is not rebuilt, or would not say what the first one said,
-:class:`semel.errors.RememberedFailure` takes its place, with the name as text.
+imported. If an exception cannot be rebuilt with the same message, :class:`semel.errors.RememberedFailure` takes its
+place, with the name as text.
 """
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator
+from functools import lru_cache
 from inspect import Signature
 from typing import Any, Protocol, runtime_checkable
 
@@ -100,6 +101,20 @@ def serializer_for(annotation: Any = Signature.empty, serializer: Serializer | N
         return _UserSerializer(serializer)
     node = compile_node(annotation)
     return PLAIN if node is PLAIN_NODE else TypedSerializer(node)
+
+
+def cached_serializer(annotation: Any) -> ResultSerializer:
+    """Same as ``serializer_for``, for annotations that are passed in each call.
+
+    Raises TypeError for an annotation that has no hash.
+    """
+    # A | B equals B | A, but a union stores the index of an arm: the two must not share a serializer.
+    return _serializer_of(annotation, repr(annotation))
+
+
+@lru_cache(maxsize=256)
+def _serializer_of(annotation: Any, form: str) -> ResultSerializer:
+    return serializer_for(annotation)
 
 
 def decode_result(own: Serializer, name: str, payload: bytes) -> Any:

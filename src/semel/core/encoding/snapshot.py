@@ -95,7 +95,7 @@ class Snapshot(NamedTuple):
 
 
 _snapshot: Final[Callable[[tuple[Any, ...]], Snapshot]] = partial(tuple.__new__, Snapshot)
-"""Makes a Snapshot of its fields in order, faster than ``Snapshot(...)``, which is a Python function."""
+"""Creates a Snapshot from all fields in order. ``Snapshot(...)`` is slower: it is a Python function."""
 
 
 class Cipher(Protocol):
@@ -203,7 +203,7 @@ class Envelope:
         """Return the snapshot to store. Raises SnapshotTooLarge.
 
         ``context`` is the record's id, and ``entry`` the name of the step; none for the result. An encrypted snapshot
-        cannot be opened with others. ``trace`` is that of the request that made it; ``open_trace`` returns it.
+        cannot be opened with others. ``trace`` is the trace of the request; ``open_trace`` returns it.
         """
         if len(payload) > self.limit:
             raise SnapshotTooLarge(f"the result takes {len(payload)} bytes; the codec's limit is {self.limit}")
@@ -318,7 +318,7 @@ class StoredResponse(NamedTuple):
 make_response: Final[Callable[[tuple[int, list[tuple[bytes, bytes]], bytes, bool]], StoredResponse]] = partial(
     tuple.__new__, StoredResponse
 )
-"""Makes a StoredResponse of its fields in order, faster than ``StoredResponse(...)``, which is a Python function."""
+"""Creates a StoredResponse from all fields in order. ``StoredResponse(...)`` is slower: it is a Python function."""
 
 _RESPONSE = struct.Struct("!BHHI")  # flags, status, number of header lines, length of the body
 _LINE = struct.Struct("!HI")  # length of the name, length of the value
@@ -373,3 +373,14 @@ def _read_lines(block: bytes, count: int) -> tuple[tuple[bytes, bytes], ...] | N
 
 _known_lines: Final = lru_cache(maxsize=256)(_read_lines)
 _MAX_KNOWN_LINES: Final = 1024  # bytes; longer blocks are rare, and would only fill the memory
+
+
+def outcome_kind(envelope: Envelope, sealed: bytes, context: bytes) -> str:
+    """Return what a sealed outcome is: a "failure", a "result", or "unreadable"."""
+    try:
+        snapshot = envelope.open(sealed, context)
+        if snapshot.kind is Kind.RESPONSE:
+            return "failure" if decode_response(snapshot.payload).status >= 400 else "result"
+    except SnapshotUnreadable:
+        return "unreadable"
+    return "failure" if snapshot.kind is Kind.ERROR else "result"

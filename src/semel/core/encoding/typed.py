@@ -139,33 +139,27 @@ def _compile_union(arms: list[Node]) -> Node:
 
 
 def _compile_class(annotation: Any, cls: Any, scope: Scope) -> Node:
-    def fields(names: Iterable[str], hints: Mapping[str, Any]) -> dict[str, Node]:
-        return {name: compile_node(hints.get(name, Any), scope) for name in names}
-
     if issubclass(cls, Enum):
         return _Class(cls, "$enum", _EnumState(cls))
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return _Class(cls, "$object", _NamedTupleState(cls, lambda: fields(cls._fields, _hints(cls))))
+        return _Class(cls, "$object", _NamedTupleState(cls, scope))
     if _is_pydantic_model(cls):
-        return _Class(cls, "$object", _PydanticState(cls, lambda: fields(cls.model_fields, _model_hints(cls))))
+        return _Class(cls, "$object", _PydanticState(cls, scope))
     if _is_struct(cls):
         return _Class(cls, "$object", _StructState(cls, annotation))
     if dataclasses.is_dataclass(cls) and _holds_only_attributes(cls):
-        names = [field.name for field in dataclasses.fields(cls)]
-        return _Class(cls, "$object", _DataclassState(cls, lambda: fields(names, _hints(cls))))
+        return _Class(cls, "$object", _DataclassState(cls, scope))
     return PLAIN_NODE
 
 
-def _hints(cls: Any) -> dict[str, Any]:
+def _hints(cls: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return the annotations of these fields; Any for one that cannot be resolved."""
     try:
-        return typing.get_type_hints(cls, localns={cls.__name__: cls})
+        hints = typing.get_type_hints(cls, localns={cls.__name__: cls})
     except (NameError, TypeError, AttributeError):  # a name that only a function's own scope knows
         fields = getattr(cls, "__dataclass_fields__", {})
-        return {name: field.type for name, field in fields.items() if not isinstance(field.type, str)}
-
-
-def _model_hints(cls: Any) -> dict[str, Any]:
-    return {name: field.annotation for name, field in cls.model_fields.items()}
+        hints = {name: field.type for name, field in fields.items() if not isinstance(field.type, str)}
+    return {name: hints.get(name, Any) for name in names}
 
 
 def _inner_scope(generic: Any, args: tuple[Any, ...], scope: Scope) -> Scope:
@@ -373,16 +367,15 @@ class _Fields:
     """The named, annotated fields of a class. ``default`` returns a field's default, or raises KeyError."""
 
     def __init__(
-        self, cls: Any, compile_fields: Callable[[], Mapping[str, Node]], default: Callable[[str], Any]
+        self, cls: Any, scope: Scope, hints: Callable[[], Mapping[str, Any]], default: Callable[[str], Any]
     ) -> None:
-        self._cls = cls
-        self._compile = compile_fields
-        self._default = default
+        self._cls, self._scope = cls, scope
+        self._hints, self._default = hints, default
 
     @cached_property
     def nodes(self) -> Mapping[str, Node]:
         """Compiled at the first use: by then every name in the annotations exists."""
-        return self._compile()
+        return {name: compile_node(hint, self._scope) for name, hint in self._hints().items()}
 
     def lower(self, values: Mapping[str, Any], depth: int) -> dict[str, Any]:
         try:
@@ -418,9 +411,9 @@ class _Fields:
 
 
 class _NamedTupleState:
-    def __init__(self, cls: Any, compile_fields: Callable[[], Mapping[str, Node]]) -> None:
+    def __init__(self, cls: Any, scope: Scope) -> None:
         self._cls = cls
-        self._fields = _Fields(cls, compile_fields, lambda name: cls._field_defaults[name])
+        self._fields = _Fields(cls, scope, lambda: _hints(cls, cls._fields), cls._field_defaults.__getitem__)
 
     def dump(self, value: Any, depth: int) -> Any:
         if getattr(value, "__dict__", None):
@@ -432,9 +425,10 @@ class _NamedTupleState:
 
 
 class _DataclassState:
-    def __init__(self, cls: Any, compile_fields: Callable[[], Mapping[str, Node]]) -> None:
+    def __init__(self, cls: Any, scope: Scope) -> None:
         self._cls = cls
-        self._fields = _Fields(cls, compile_fields, self._default)
+        names = [field.name for field in dataclasses.fields(cls)]
+        self._fields = _Fields(cls, scope, lambda: _hints(cls, names), self._default)
 
     def dump(self, value: Any, depth: int) -> Any:
         values = {name: getattr(value, name) for name in self._fields.nodes if hasattr(value, name)}
@@ -458,9 +452,12 @@ class _DataclassState:
 
 
 class _PydanticState:
-    def __init__(self, cls: Any, compile_fields: Callable[[], Mapping[str, Node]]) -> None:
+    def __init__(self, cls: Any, scope: Scope) -> None:
         self._cls = cls
-        self._fields = _Fields(cls, compile_fields, self._default)
+        self._fields = _Fields(cls, scope, self._hints, self._default)
+
+    def _hints(self) -> Mapping[str, Any]:
+        return {name: field.annotation for name, field in self._cls.model_fields.items()}
 
     @cached_property
     def _adapter(self) -> Any:

@@ -54,7 +54,7 @@ class Links:
     """Makes the moments of events, and the hashes by which they find each other."""
 
     def __init__(self, secret: bytes | None = None) -> None:
-        """:param secret: makes hashes of which nobody can guess the keys. All services of a chain need the same one."""
+        """:param secret: without it, a key can be guessed from its hash. All services of a chain need the same one."""
         self._link = blake2b(digest_size=16, key=hash_key(secret), person=b"semel.link.1")
 
     def link(self, key: str) -> bytes:
@@ -83,7 +83,7 @@ class Links:
 
 
 def route_of(event: Event) -> str:
-    """Return the route of an event, fit for every store."""
+    """Return the route of an event, shortened and escaped so that every store accepts it."""
     route = event.route or event.operation
     if len(route) <= LONGEST_ROUTE and route.isprintable():
         return route
@@ -91,7 +91,7 @@ def route_of(event: Event) -> str:
 
 
 def is_moment(event: Event) -> bool:
-    """Whether the event is kept. Renewals are many and say nothing; what has no key is kept if it is a problem."""
+    """Whether the event is stored: it has a key, or is a problem. Renewals are left out: they are many."""
     return (bool(event.key) or event.level >= events.WARNING) and type(event) is not events.Renewed
 
 

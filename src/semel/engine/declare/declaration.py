@@ -30,7 +30,10 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Selector: TypeAlias = str | Callable[..., Any]
 Pick: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
-_VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+"""The kinds of ``*args`` and ``**kwargs``."""
+POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+"""The kinds of parameters that can be passed by position."""
 
 
 class Once(Protocol):
@@ -161,7 +164,7 @@ class Inputs:
         self._operation = operation
         self._signature = signature
         self._serializers: dict[str, Serializer] = {
-            name: PLAIN if p.kind in _VARIABLE else serializer_for(hints.get(name, Signature.empty))
+            name: PLAIN if p.kind in VARIABLE else serializer_for(hints.get(name, Signature.empty))
             for name, p in signature.parameters.items()
         }
 
@@ -263,15 +266,13 @@ def select(what: str, selector: Selector, signature: Signature, operation: str) 
     :param selector: a parameter's name or path, or a function of some of the arguments. The function's parameters are
         matched by name (``lambda order: order.id`` for ``ship(order, carrier)``), or by position if no name matches.
     """
-    names = [name for name, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    names = [name for name, p in signature.parameters.items() if p.kind not in VARIABLE]
     if isinstance(selector, str):
-        head, *path = split_path(selector)
-        if head in names:
-            refusal = KeyMissing if what == "key" else PolicyError
-            setting = f"{operation}: {what}={selector!r}"
-            pick = _argument(signature, str(head))
-            return _path(pick, [head, *path], lambda missing: refusal(f"{setting} leads nowhere: {missing}"))
-        raise PolicyError(f"{what}={selector!r} names no parameter; there are: {', '.join(names) or 'none'}")
+        path = split_path(selector)
+        if path[0] not in names:
+            raise PolicyError(f"{what}={selector!r} names no parameter; there are: {', '.join(names) or 'none'}")
+        refusal = KeyMissing if what == "key" else PolicyError
+        return _path(signature, path, refusal, f"{operation}: {what}={selector!r}")
     if not callable(selector):
         raise PolicyError(f"{what}= is a parameter's name or a function of the arguments, not {selector!r}")
     wanted = _parameter_names(selector)
@@ -302,11 +303,8 @@ def _application(selector: Callable[..., Any], signature: Signature, names: list
 
 
 def _argument(signature: Signature, name: str) -> Pick:
-    parameters = list(signature.parameters.values())
-    position = next(i for i, p in enumerate(parameters) if p.name == name)
-    parameter = parameters[position]
-    positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    default = parameter.default
+    parameter, position = signature.parameters[name], list(signature.parameters).index(name)
+    positional, default = parameter.kind in POSITIONAL, parameter.default
 
     def pick(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if positional and position < len(args):
@@ -320,11 +318,12 @@ def _argument(signature: Signature, name: str) -> Pick:
     return pick
 
 
-def _path(pick: Pick, path: list[str | int], nowhere: Callable[[str], SemelError]) -> Pick:
-    """Return a function that follows the path below the argument.
+def _path(signature: Signature, path: list[str | int], refusal: type[SemelError], setting: str) -> Pick:
+    """Return a function that follows a path: it begins with an argument, and goes on to what is below that.
 
-    :param nowhere: makes the error to raise if the path leads nowhere, from what is missing.
+    :param refusal: raised if the path leads nowhere.
     """
+    pick = _argument(signature, str(path[0]))
     if len(path) == 1:
         return pick
 
@@ -339,7 +338,9 @@ def _path(pick: Pick, path: list[str | int], nowhere: Callable[[str], SemelError
             except (LookupError, TypeError, AttributeError) as error:
                 before = "".join(f".{each}" if isinstance(each, str) else f"[{each}]" for each in path[:at])
                 missing = repr(segment) if isinstance(segment, str) else f"[{segment}]"
-                raise nowhere(f"{before[1:]} ({type(value).__name__}) has no {missing}") from error
+                raise refusal(
+                    f"{setting} leads nowhere: {before[1:]} ({type(value).__name__}) has no {missing}"
+                ) from error
         return value
 
     return walk
@@ -349,12 +350,10 @@ def _without_handle(signature: Signature, handle: str | None) -> tuple[Signature
     """The parameters that callers fill in, and the position of the handle if it can be passed by position."""
     if handle is None:
         return signature, None
-    parameters = list(signature.parameters.values())
-    position = next(i for i, p in enumerate(parameters) if p.name == handle)
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     # The handle may have a default and stand before parameters without one: without it the signature stays valid.
-    left = signature.replace(parameters=[p for p in parameters if p.name != handle])
-    return left, position if parameters[position].kind in kinds else None
+    left = signature.replace(parameters=[p for name, p in signature.parameters.items() if name != handle])
+    positional = signature.parameters[handle].kind in POSITIONAL
+    return left, list(signature.parameters).index(handle) if positional else None
 
 
 def _parameter_names(selector: Callable[..., Any]) -> list[str] | None:
@@ -363,7 +362,7 @@ def _parameter_names(selector: Callable[..., Any]) -> list[str] | None:
         parameters = inspect.signature(selector).parameters.values()
     except (TypeError, ValueError):
         return None
-    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+    if any(p.kind in VARIABLE for p in parameters):
         return None
     return [p.name for p in parameters if p.default is p.empty]
 
@@ -378,11 +377,13 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def handle_parameter(hints: Mapping[str, Any]) -> str | None:
-    for name, hint in hints.items():
-        candidates = typing.get_args(hint) or (hint,)
-        if name != "return" and any(isinstance(c, type) and issubclass(c, OperationHandle) for c in candidates):
-            return name
-    return None
+    return next((name for name, hint in hints.items() if name != "return" and _handles_in(hint)), None)
+
+
+def _handles_in(hint: Any) -> list[type[OperationHandle]]:
+    """The classes of handles that an annotation names, as itself or in a union."""
+    candidates = typing.get_args(hint) or (hint,)
+    return [c for c in candidates if isinstance(c, type) and issubclass(c, OperationHandle)]
 
 
 def handle_of(function: Callable[..., Any]) -> str | None:
@@ -393,8 +394,7 @@ def handle_of(function: Callable[..., Any]) -> str | None:
 def _check_handle(declared: Declaration, hint: Any, awaited: bool) -> None:
     """Raise PolicyError for the wrong kind of handle: a type checker would not see a missing await of ``op.step()``."""
     wanted = AsyncOperation if awaited or declared.awaits else Operation
-    candidates = typing.get_args(hint) or (hint,)
-    if any(isinstance(c, type) and issubclass(c, OperationHandle) and issubclass(wanted, c) for c in candidates):
+    if any(issubclass(wanted, handle) for handle in _handles_in(hint)):
         return
     why = "the function and its guard are sync"
     if declared.awaits:

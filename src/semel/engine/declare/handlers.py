@@ -15,12 +15,11 @@ from types import CodeType, MethodType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from semel.engine.declare.declaration import handle_of
+from semel.engine.declare.declaration import POSITIONAL, VARIABLE, handle_of
 from semel.errors import PolicyError
 
 _UNRUN: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _UNPLAIN: Final = _UNRUN | inspect.CO_VARARGS
-_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _seen: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """What a signature or annotations have shown, for as long as the function lives."""
 
@@ -89,7 +88,7 @@ def _by_signature(call: Callable[..., Any], function: Any = None) -> Callable[[A
         return _refuse(others) if others else partial(_by_name, call, handle)
     if not left:
         return None
-    return call if len(left) == 1 and left[0].kind in _POSITIONAL else _refuse([p.name for p in left])
+    return call if len(left) == 1 and left[0].kind in POSITIONAL else _refuse([p.name for p in left])
 
 
 def _required(function: Any, call: Callable[..., Any]) -> tuple[list[inspect.Parameter], str | None]:
@@ -98,7 +97,7 @@ def _required(function: Any, call: Callable[..., Any]) -> tuple[list[inspect.Par
         parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):  # a builtin without a signature
         return [], None
-    left = [p for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    left = [p for p in parameters.values() if p.default is p.empty and p.kind not in VARIABLE]
     handle = parameters.get(handle_of(function) or "") if function is not None else None
     if handle is None or handle.kind is handle.POSITIONAL_ONLY or handle.name in getattr(call, "keywords", ()):
         return left, None

@@ -77,9 +77,9 @@ class AsyncCallDriver:
         the call takes over.
 
         :param recover: calls the policy's hook; defaults to the hook itself.
-        :param execution: that of an attempt that an adapter ends.
-        :param answer: how the handler of such an attempt has ended.
-        :param attempt: that attempt. It stays alive until then, since nobody else may hold it: see its ``__del__``.
+        :param execution: the execution of an attempt that an adapter ends now.
+        :param answer: how the handler of that attempt has ended.
+        :param attempt: the attempt itself. This keeps it alive, since nobody else may hold it: see its ``__del__``.
         """
         store, flights = self.store, self.flights
         error: BaseException | None = None

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
-from semel.core.ops import Op, Sweep
+from semel.engine.drive.aio_rounds import SWEEP_AGAIN, execute_all_async, renew_async, sweep_async
 from semel.engine.drive.backlog import CLOSE_TIMEOUT, Backlog, UnstoredOutcome
 from semel.engine.drive.flights import Flights
-from semel.engine.drive.keeper import SWEEP_AGAIN, SWEEP_LIMIT, SWEEP_STEPS, fitted
 from semel.engine.drive.leases import RETRY_AFTER, Lease, Leases
 from semel.engine.ports import AsyncStore
 from semel.errors import ConfigurationError
@@ -116,18 +115,12 @@ class AsyncKeeper:
             self.leases.expire(now)  # the last round still waits for the store, which may never answer
             self._set(now + self.leases.shortest * RETRY_AFTER)
         elif self.leases.due(now):
-            self._round = self._loop.create_task(self._renew(), name="semel-keeper")
+            self._round = self._loop.create_task(renew_async(self._store, self.leases), name="semel-keeper")
             self._set(now + self.leases.shortest * RETRY_AFTER)
         elif len(self.leases):
             self._set(self.leases.next_due(now))
         elif self._sweep_at < _NEVER:
             self._set(self._sweep_at)
-
-    async def _renew(self) -> None:
-        for due in self.leases.trips(time.monotonic()):
-            sent = time.monotonic()
-            answers = await self._execute_all([lease.renewal() for lease in due])
-            self.leases.renewed(due, answers, sent, time.monotonic())
 
     async def _store_backlog(self) -> None:
         waiting = self.backlog
@@ -136,33 +129,18 @@ class AsyncKeeper:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), waiting.next_pause())
                 due = waiting.due()
-                answers = await self._execute_all([outcome.request.op for outcome in due])
-                waiting.answered(due, answers, time.monotonic())
+                answers = await execute_all_async(self._store, [outcome.request.op for outcome in due])
+                waiting.note_answers(due, answers, time.monotonic())
                 if self._closed:
                     break
         finally:
             waiting.give_up()
 
-    async def _execute_all(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        """Execute the Ops. The answer of one that failed is its error, whatever the store raises."""
-        try:
-            answers = list(await self._store.execute_many(ops))
-        except Exception as error:  # a store that breaks its contract must not end the keeper
-            answers = [error]
-        return fitted(answers, ops)
-
     async def _sweep(self) -> None:
         pause = self._sweep_every or 0
         try:
-            for _ in range(SWEEP_STEPS):
-                swept = await self._store.execute(Sweep(SWEEP_LIMIT))
-                self._on_swept(swept.removed, swept.unknown)
-                if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
-                    break
-            else:
-                pause = min(SWEEP_AGAIN, pause)  # there is more to remove than one sweep may take
-        except Exception:  # the next sweep tries again
-            pass
+            if await sweep_async(self._store, self._on_swept, lambda: self._closed):
+                pause = min(SWEEP_AGAIN, pause)
         finally:
             self._sweep_at = time.monotonic() + pause
             if not self._closed and self._sweep_at < self._rings_at:

@@ -63,7 +63,7 @@ class Backlog:
         """The outcomes to send now."""
         return list(self._waiting)
 
-    def answered(self, sent: Sequence[UnstoredOutcome], answers: Sequence[Any], now: float) -> None:
+    def note_answers(self, sent: Sequence[UnstoredOutcome], answers: Sequence[Any], now: float) -> None:
         """Note the store's answers. Whatever is neither True nor False is a failure, and tried again."""
         for outcome, answer in zip(sent, answers, strict=True):
             call = outcome.lease.call

@@ -2,30 +2,23 @@
 
 It sleeps on a condition until the first lease is due. A handler that ends before that causes no wake-up and takes no
 lock. Written by hand beside ``aio_keeper.py``, which has a timer and tasks instead. What both count is in
-``leases.py``.
+``leases.py``, and what they send to the store is in ``rounds.py``.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-from semel.core.ops import Op, Sweep
 from semel.engine.drive.backlog import CLOSE_TIMEOUT, Backlog, UnstoredOutcome
 from semel.engine.drive.flights import Flights
 from semel.engine.drive.leases import Lease, Leases
+from semel.engine.drive.rounds import SWEEP_AGAIN, execute_all, renew, sweep
 from semel.engine.forking import survive_forks
 from semel.engine.ports import Store
-from semel.errors import StoreUncertain
 
-SWEEP_LIMIT: Final = 1000
-"""Records removed in one step of a sweep."""
-SWEEP_STEPS: Final = 100
-"""Steps of one background sweep, so that a backlog cannot keep the keeper from its leases."""
-SWEEP_AGAIN: Final = 1.0
-"""Seconds until the next sweep after one that has reached this bound: more expires than ``sweep_every`` removes."""
 _NEVER: Final = float("inf")
 _AWAKE: Final = float("inf")
 """While the keeper is awake, every new lease makes it look again."""
@@ -120,7 +113,7 @@ class Keeper:
             self._closing.wait(self.backlog.next_pause())
             due = self.backlog.due()
             answers = execute_all(self._store, [outcome.request.op for outcome in due])
-            self.backlog.answered(due, answers, time.monotonic())
+            self.backlog.note_answers(due, answers, time.monotonic())
             if self._closed:
                 self.backlog.give_up()
             with self._condition:  # nobody may add an outcome and leave it to a thread that ends
@@ -129,39 +122,5 @@ class Keeper:
                     return
 
     def _sweep(self) -> None:
-        while self._is_behind():
+        while sweep(self._store, self._on_swept, lambda: self._closed):
             time.sleep(min(SWEEP_AGAIN, self._sweep_every or 0))
-
-    def _is_behind(self) -> bool:
-        """Sweep. Returns whether there is more to remove than one sweep may take."""
-        for _ in range(SWEEP_STEPS):
-            try:
-                swept = self._store.execute(Sweep(SWEEP_LIMIT))
-                self._on_swept(swept.removed, swept.unknown)
-            except Exception:  # the next sweep tries again, and the thread must not end
-                return False
-            if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
-                return False
-        return True
-
-
-def renew(store: Store, leases: Leases) -> None:
-    """Renew the leases that are due, in as few round trips as ``Leases.trips`` allows."""
-    for due in leases.trips(time.monotonic()):
-        sent = time.monotonic()
-        answers = execute_all(store, [lease.renewal() for lease in due])
-        leases.renewed(due, answers, sent, time.monotonic())
-
-
-def execute_all(store: Store, ops: Sequence[Op[Any]]) -> list[Any]:
-    """Execute the Ops. The answer of one that failed is its error, whatever the store raises."""
-    try:
-        answers = list(store.execute_many(ops))
-    except Exception as error:  # a store that breaks its contract must not end the keeper
-        answers = [error]
-    return fitted(answers, ops)
-
-
-def fitted(answers: list[Any], ops: Sequence[Op[Any]]) -> list[Any]:
-    """One answer for each Op: answers that a broken store has left out count as failures."""
-    return [*answers, *[StoreUncertain("the store did not answer") for _ in ops]][: len(ops)]

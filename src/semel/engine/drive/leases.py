@@ -32,11 +32,10 @@ class Lease:
         self.token = token
         self.attempt = attempt
         self.span = call.policy.lease_seconds
-        self.due = began + self.span * RENEW_AFTER
         self.ends = began + self.span
         self.latest = began + call.policy.max_run_seconds
         """When the handler has run for as long as it may. From then on the lease is not renewed."""
-        self.due = min(self.due, self.latest)
+        self.due = min(began + self.span * RENEW_AFTER, self.latest)
         self.maybe_locked = False
         """Whether a step was marked in the caller's transaction, which may still hold a lock on the record."""
         self.lost = False
@@ -103,7 +102,7 @@ class Leases:
             if now >= lease.ends:
                 self._lose(lease)
 
-    def renewed(self, leases: Iterable[Lease], answers: Iterable[Any], sent: float, now: float) -> None:
+    def note_renewals(self, leases: Iterable[Lease], answers: Iterable[Any], sent: float, now: float) -> None:
         """Note the answers to renewals. The new span counts from ``sent``, when they were sent, not from the answer."""
         for lease, answer in zip(leases, answers, strict=True):
             if id(lease) not in self.held:

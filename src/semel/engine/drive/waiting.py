@@ -39,31 +39,32 @@ def start_task(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) ->
 async def shielded(work: Awaitable[T], execution: Execution) -> T:
     """Wait for ``work`` to end even if we are cancelled. The cancellation is noted for when the record is settled."""
     task = asyncio.ensure_future(work)
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as cancelled:
-            if task.cancelled():
-                raise
-            execution.cancelled = cancelled
-        except Exception:
-            break  # the task's own error: raised below
+    execution.cancelled = await outlast(task) or execution.cancelled
     return task.result()
 
 
-async def run_in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a plain function in a thread. A thread cannot be cancelled: if we are, raise LateResult when it has ended."""
-    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+async def outlast(task: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+    """Wait until the task has ended, even if we are cancelled meanwhile. Returns our cancellation, if there was one.
+
+    Whether the task itself has returned, failed or was cancelled is for the caller to see.
+    """
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
-            cancelled = error
+            if not task.cancelled():
+                cancelled = error
         except BaseException:
-            break  # the function's own error: seen below
+            if not task.done():
+                raise  # not the task's own error
+    return cancelled
+
+
+async def run_in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a plain function in a thread. A thread cannot be cancelled: if we are, raise LateResult when it has ended."""
+    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    cancelled = await outlast(task)
     if cancelled is not None:
         failure = task.exception()
         raise LateResult(Returned(task.result()) if failure is None else Raised(failure), cancelled)

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from semel.core.encoding.canonical import canonical_json
-from semel.core.keys import derive
+from semel.core.keys import derive, format_uuid
 from semel.core.messaging.messages import Message, check_message
 from semel.core.policy import Duration, seconds
 from semel.engine.operation.handle import OperationHandle, running
@@ -21,8 +21,6 @@ from semel.errors import ConfigurationError, DocumentError
 from semel.observe import events
 
 _TEXT: Final = "text/plain; charset=utf-8"
-_VARIANT: Final = "89ab"
-"""The first digit of a UUID's fourth part: two bits of it are random."""
 
 
 def make_message(
@@ -68,7 +66,7 @@ def make_message(
 def tell_emitted(message: Message, op: OperationHandle | None = None, hook: events.EventHook | None = None) -> None:
     """Tell the hooks of the operation, by default the one that is running, that it has added this message.
 
-    :param hook: is told instead if there is no operation, or if that has no hook.
+    :param hook: is called instead if there is no operation, or if the operation has no hook.
     """
     op = op or running.get()
     details = (message.id, message.destination, message.stream, message.type)
@@ -110,6 +108,4 @@ def _encode(data: Any) -> tuple[bytes, str]:
 
 def _uuid7() -> str:
     """A UUID of version 7: it begins with the time, so an index of such ids grows at its end."""
-    now, chance = f"{time.time_ns() // 1_000_000:012x}", os.urandom(10)
-    rest = chance.hex()
-    return f"{now[:8]}-{now[8:12]}-7{rest[1:4]}-{_VARIANT[chance[2] & 3]}{rest[5:8]}-{rest[8:]}"
+    return format_uuid(f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}", 7)

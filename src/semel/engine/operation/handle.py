@@ -102,7 +102,8 @@ class OperationHandle:
     @property
     def lineage(self) -> Lineage:
         """Where the request comes from, as its caller says: ``root`` is the key of the first operation of the chain,
-        ``parent`` that of the caller's. Empty if the caller says nothing. Do not trust it: a client can send anything.
+        ``parent`` the key of the caller's operation. Empty if the caller says nothing. Do not trust it: a client can
+        send anything.
         """
         return read_lineage(self._call.lineage or {})
 
@@ -113,8 +114,8 @@ class OperationHandle:
         A guard that stores no readable keys sends none either: the record's identity takes the place of the key.
         """
         own = self._call.id.hex() if self._call.stored_key is None else self._call.key
-        came = self.lineage
-        return Lineage(came.root or own, own, came.trace)
+        lineage = self.lineage
+        return Lineage(lineage.root or own, own, lineage.trace)
 
     @property
     def id(self) -> bytes:

@@ -111,6 +111,13 @@ class _Outgoing:
         """The first request of each step."""
 
 
+def _outgoing_of(op: OperationHandle) -> _Outgoing:
+    """Return what this attempt has sent. The lock must be held."""
+    sent: _Outgoing = op.outgoing or _Outgoing()
+    op.outgoing = sent
+    return sent
+
+
 class MessageOrigin:
     """Where the messages come from that are added to an outbox now: an operation, or a message that is applied.
 
@@ -153,8 +160,7 @@ def current_origin(op: OperationHandle | None = None) -> MessageOrigin | None:
     if op is None:
         return message_origin.get()
     with _numbering.lock:
-        sent: _Outgoing = op.outgoing or _Outgoing()
-        op.outgoing = sent
+        sent = _outgoing_of(op)
         if sent.messages is None:
             lineage = op._next_lineage
             sent.messages = MessageOrigin(op.id, lineage.parent, lineage)
@@ -195,8 +201,7 @@ def outgoing_call(
     request = f"{_CALL}{target} {blake2b(body, digest_size=16).hexdigest()}"
     equals, number = None, 0
     with _numbering.lock:  # threads of a handler may send at the same time
-        sent: _Outgoing = op.outgoing or _Outgoing()
-        op.outgoing = sent
+        sent = _outgoing_of(op)
         if step is None:
             equals = sent.equals[request]
             number = equals.next()

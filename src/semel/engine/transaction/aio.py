@@ -30,6 +30,7 @@ from semel.core.transactional import (
     transact,
 )
 from semel.engine.drive.execution import as_handler
+from semel.engine.drive.waiting import outlast
 from semel.engine.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
 
@@ -76,9 +77,9 @@ class AsyncTransactionAttempt:
         self.call = call
         self.claimed: Claimed | None = None
 
-    async def run_statement(self, effect: SQLEffect, recover: Handler | None) -> StatementResult:
+    async def run_statement(self, effect: SQLEffect) -> StatementResult:
         """Run the effect once, or return its stored result."""
-        outcome = await self.run(lambda op: self._unit.perform(effect), recover)
+        outcome = await self.run(lambda op: self._unit.perform(effect))
         result = outcome.value
         if type(result) is int:
             return StatementResult([], result, outcome.replayed)
@@ -88,7 +89,7 @@ class AsyncTransactionAttempt:
 
     async def begin(self) -> Outcome[Any] | None:
         """Open the transaction and lock the key. Returns an outcome if there is nothing to run."""
-        step = await self.run(None, as_handler(self.call.policy.recover))
+        step = await self.run(None)
         if isinstance(step, Outcome):
             return step
         self.claimed = step.claimed
@@ -137,20 +138,21 @@ class AsyncTransactionAttempt:
 
     async def _roll_back(self, ending: Raised | HandlerConflict) -> None:
         try:
-            await self.run(None, None, ending)
+            await self.run(None, answer=ending)
         except BaseException as raised:
             if raised is not ending.error:
                 raise
 
     async def _end(self, ending: Returned | Rejected | Raised | HandlerConflict) -> Outcome[Any]:
-        outcome = await self.run(None, None, ending)
+        outcome = await self.run(None, answer=ending)
         assert isinstance(outcome, Outcome)
         return outcome
 
-    async def run(self, handler: Handler | None, recover: Handler | None, answer: Any = None) -> Any:
+    async def run(self, handler: Handler | None, recover: Callable[[], Any] | None = None, answer: Any = None) -> Any:
         """Run ``handler`` once and return its Outcome, or the one that is known.
 
         :param handler: None if it is called elsewhere: then return a Run, and go on when it has ended.
+        :param recover: calls the policy's hook; defaults to the hook itself.
         :param answer: how it has ended.
         """
         flow, unit = self._flow, self._unit
@@ -171,8 +173,8 @@ class AsyncTransactionAttempt:
                             return request
                         answer = await self._work(request.claimed, handler)
                     elif isinstance(request, Recover):
-                        assert recover is not None
-                        answer = await self._work(request.claimed, recover)
+                        hook = as_handler(recover or self.call.policy.recover)
+                        answer = await self._work(request.claimed, hook)
                     elif isinstance(request, ExecuteOnce):
                         answer = await unit.execute(request)
                     elif isinstance(request, Rollback):
@@ -227,15 +229,7 @@ class AsyncTransactionAttempt:
         undoing = asyncio.ensure_future(self._unit.undo())
         # Not by wait_for(), which takes another task: a rollback is half of a replay.
         limit = asyncio.get_running_loop().call_later(UNDO_TIMEOUT, undoing.cancel)
-        cancelled: asyncio.CancelledError | None = None
-        while not undoing.done():
-            try:
-                await asyncio.shield(undoing)
-            except asyncio.CancelledError as error:
-                if not undoing.cancelled():
-                    cancelled = error
-            except Exception:
-                break
+        cancelled = await outlast(undoing)
         limit.cancel()
         failure = TimeoutError() if undoing.cancelled() else undoing.exception()
         if failure is not None:  # the connection is gone, and the transaction with it

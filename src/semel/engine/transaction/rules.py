@@ -6,6 +6,7 @@ import inspect
 from typing import Final
 
 from semel.core.call import Call
+from semel.core.policy import at_least_one
 from semel.engine.declare.declaration import Declaration, Pick, Selector, select
 from semel.engine.operation import running
 from semel.errors import InProgress, PolicyError
@@ -20,9 +21,7 @@ def check_tries(own: bool, tries: int | None) -> int:
         return TRIES
     if not own:
         raise PolicyError("tries= is for own_transaction=True: a transaction of yours can only be run again by you")
-    if type(tries) is not int or tries < 1:
-        raise PolicyError(f"tries is a whole number from 1, not {tries!r}")
-    return tries
+    return at_least_one(tries, "tries")
 
 
 def refuse_nesting(call: Call) -> None:

@@ -71,9 +71,9 @@ class TransactionAttempt:
         self.call = call
         self.claimed: Claimed | None = None
 
-    def run_statement(self, effect: SQLEffect, recover: Handler | None) -> StatementResult:
+    def run_statement(self, effect: SQLEffect) -> StatementResult:
         """Run the effect once, or return its stored result."""
-        outcome = self.run(lambda op: self._unit.perform(effect), recover)
+        outcome = self.run(lambda op: self._unit.perform(effect))
         result = outcome.value
         if type(result) is int:
             return StatementResult([], result, outcome.replayed)
@@ -83,7 +83,7 @@ class TransactionAttempt:
 
     def begin(self) -> Outcome[Any] | None:
         """Open the transaction and lock the key. Returns an outcome if there is nothing to run."""
-        step = self.run(None, as_handler(self.call.policy.recover))
+        step = self.run(None)
         if isinstance(step, Outcome):
             return step
         self.claimed = step.claimed
@@ -132,20 +132,21 @@ class TransactionAttempt:
 
     def _roll_back(self, ending: Raised | HandlerConflict) -> None:
         try:
-            self.run(None, None, ending)
+            self.run(None, answer=ending)
         except BaseException as raised:
             if raised is not ending.error:
                 raise
 
     def _end(self, ending: Returned | Rejected | Raised | HandlerConflict) -> Outcome[Any]:
-        outcome = self.run(None, None, ending)
+        outcome = self.run(None, answer=ending)
         assert isinstance(outcome, Outcome)
         return outcome
 
-    def run(self, handler: Handler | None, recover: Handler | None, answer: Any = None) -> Any:
+    def run(self, handler: Handler | None, recover: Callable[[], Any] | None = None, answer: Any = None) -> Any:
         """Run ``handler`` once and return its Outcome, or the one that is known.
 
         :param handler: None if it is called elsewhere: then return a Run, and go on when it has ended.
+        :param recover: calls the policy's hook; defaults to the hook itself.
         :param answer: how it has ended.
         """
         flow, unit = self._flow, self._unit
@@ -166,8 +167,8 @@ class TransactionAttempt:
                             return request
                         answer = self._work(request.claimed, handler)
                     elif isinstance(request, Recover):
-                        assert recover is not None
-                        answer = self._work(request.claimed, recover)
+                        hook = as_handler(recover or self.call.policy.recover)
+                        answer = self._work(request.claimed, hook)
                     elif isinstance(request, ExecuteOnce):
                         answer = unit.execute(request)
                     elif isinstance(request, Rollback):
