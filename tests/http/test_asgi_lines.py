@@ -81,13 +81,14 @@ def test_a_key_is_echoed_bare_where_it_can_be(sent: bytes, echoed: bytes) -> Non
     assert header(asyncio.run(ask(at_the_edge(Counting()), scope)), b"idempotency-key") == [echoed]
 
 
-@pytest.mark.parametrize("pieces", [(b"abcdef",), (b"abc", b"def"), (b"", b"abcdef", b"")])
+@pytest.mark.parametrize("pieces", [(b"abcdef",), (b"abc", b"", b"def"), (b"", b"abcdef", b"")])
+@pytest.mark.parametrize("chunk", [100, 4])
 @pytest.mark.parametrize("in_memory", [100, 6, 5, 0])
 def test_the_application_reads_the_body_that_came(
-    pieces: tuple[bytes, ...], in_memory: int, monkeypatch: pytest.MonkeyPatch
+    pieces: tuple[bytes, ...], in_memory: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asgi_body, "IN_MEMORY", in_memory)
-    monkeypatch.setattr(asgi_body.HeldBody.__init__, "__defaults__", (in_memory,))
+    monkeypatch.setattr(asgi_body, "CHUNK", chunk)
 
     async def echo(scope: Any, receive: Any, send: Any) -> None:
         body = b""

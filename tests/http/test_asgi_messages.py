@@ -253,3 +253,28 @@ def test_requests_without_a_key_make_no_task_and_no_copy() -> None:
         assert tasks == []
 
     asyncio.run(run())
+
+
+def test_the_beginning_of_a_body_does_not_pass_for_all_of_it_when_the_client_leaves() -> None:
+    seen: list[Any] = []
+
+    @idempotent()
+    async def pay() -> None:
+        seen.append("run")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await pay()
+        seen.append(await receive())
+
+    left: dict[str, Any] = {"type": "http.disconnect"}
+    messages = iter([{"type": "http.request", "body": b"half", "more_body": True}, left])
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        seen.append(message)
+
+    guarded = ASGIMiddleware(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+    asyncio.run(guarded(scope_of(), receive, send))
+    assert seen == [left]

@@ -19,7 +19,6 @@ from starlette.routing import Mount, Route
 from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, Operation, Wait, current_operation
 from semel.core.ops import SaveStep
 from semel.http.asgi import ASGIMiddleware
-from semel.http.asgi.body import HeldBody
 from semel.http.fastapi import idempotent
 from tests.http.asking import ask, body_of, header, scope_of, whose
 
@@ -266,17 +265,6 @@ def test_equal_requests_that_wait_leave_the_winner_a_thread_to_finish_in(threads
     answers = asyncio.run(run())
     assert [sent[0]["status"] for sent in answers] == [200] * 6
     assert sum(header(sent, b"idempotent-replayed") == [b"true"] for sent in answers) == 5
-
-
-@pytest.mark.parametrize("in_memory", [0, 5, 1000])
-def test_a_held_body_gives_back_its_bytes(in_memory: int) -> None:
-    body = HeldBody(in_memory)
-    for chunk in (b"abc", b"", b"defg", b"hi"):
-        body.add(chunk)
-    taken = []
-    while body:
-        taken.append(body.take())
-    assert b"".join(taken) == b"abcdefghi"
 
 
 def test_a_large_body_is_held_in_a_file_and_read_whole() -> None:

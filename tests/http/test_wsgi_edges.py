@@ -15,9 +15,9 @@ import pytest
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel, current_operation
 from semel.core.states import State
 from semel.errors import ConfigurationError, LeaseLost
-from semel.http.contract.rules import idempotent
+from semel.http.contract.rules import IN_MEMORY, idempotent
 from semel.http.wsgi import WSGIMiddleware
-from semel.http.wsgi.body import SPOOL_LIMIT, RequestBody
+from semel.http.wsgi.body import RequestBody
 from semel.http.wsgi.middleware import current_responder
 from semel.observe.events import Unkeyed
 
@@ -623,7 +623,7 @@ def test_a_body_is_fingerprinted_and_given_whole_however_it_is_read(
     start = b""
     if before is not None:
         start = body.read(before)
-        body.spool()
+        body.spool(1000)
         assert b"".join(fed) == data
     assert start + read(body) == data
     assert b"".join(fed) == data
@@ -636,7 +636,7 @@ def test_a_body_never_reads_beyond_its_length() -> None:
     fed: list[bytes] = []
     stream = io.BytesIO(b"abcNEXT REQUEST")
     body = RequestBody({"wsgi.input": stream, "CONTENT_LENGTH": "3"}, fed.append)
-    body.spool()
+    body.spool(1000)
     assert (body.read(100), stream.read()) == (b"abc", b"NEXT REQUEST")
     body.close()
 
@@ -644,14 +644,14 @@ def test_a_body_never_reads_beyond_its_length() -> None:
 @pytest.mark.parametrize("length", ["", "-1", "x"])
 def test_a_body_without_a_length_is_empty_where_the_server_does_not_end_it(length: str) -> None:
     body = RequestBody({"wsgi.input": io.BytesIO(b"NEXT"), "CONTENT_LENGTH": length}, lambda chunk: None)
-    body.spool()
+    body.spool(1000)
     assert body.read() == b""
     assert not body.incomplete
 
 
 def test_a_body_that_is_cut_is_known() -> None:
     body, _ = body_of(b"abc", CONTENT_LENGTH="10")
-    body.spool()
+    body.spool(1000)
     assert body.incomplete
     body.close()
 
@@ -682,7 +682,7 @@ def test_a_large_body_is_spooled_to_a_file_and_let_go(
         start("200 OK", [])
         return [str(len(env["wsgi.input"].read())).encode()]
 
-    data = b"x" * (SPOOL_LIMIT + 1)
+    data = b"x" * (IN_MEMORY + 1)
     assert serve(protect(app), environ(data)).body == str(len(data)).encode()
     assert spools[0].closed
 

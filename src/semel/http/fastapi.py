@@ -49,6 +49,11 @@ __all__ = [
 ]  # fmt: skip
 
 TenantResolver: TypeAlias = Callable[[Request], "str | Awaitable[str | None] | None"]
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_PART: Final = re.compile(r"\\{\w+\\}")
+"""A parameter in the escaped template of a path."""
+_ENDS: Final = frozenset({"commit", "begin"})
+"""Names in the code of a dependency that ends a transaction: ``session.commit()``, ``async with sessions.begin()``."""
 
 
 def install(
@@ -144,10 +149,6 @@ def _late_commit(dependant: Any) -> str:
     return ""
 
 
-_ENDS: Final = frozenset({"commit", "begin"})
-"""Names in the code of a dependency that ends a transaction: ``session.commit()``, ``async with sessions.begin()``."""
-
-
 class _StarletteRoutes:
     """Finds the route of a request by the endpoint that Starlette has chosen for it."""
 
@@ -191,13 +192,6 @@ def _host_routes(routes: Iterable[BaseRoute]) -> Iterator[Host]:
             yield route
         if isinstance(route, (Host, Mount)):
             yield from _host_routes(route.routes)
-
-
-_PART: Final = re.compile(r"\\{\w+\\}")
-"""A parameter in the escaped template of a path."""
-
-
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 def _describe(app: Any, guard: AsyncSemel, docs: str | None, header: str) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
@@ -32,9 +31,11 @@ from semel.http.contract.routes import (
     declared_rule,
     mark_exempt,
     mark_replaced,
+    with_braces,
 )
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
-from semel.http.handlers import find_handle, sync_endpoint, type_hints, with_connection
+from semel.http.drive.sync import make_endpoint
+from semel.http.handlers import find_handle, type_hints, with_connection
 from semel.http.wsgi.middleware import Environ, WSGIMiddleware, WSGIResponder, current_responder
 from semel.stores.guard import Semel
 
@@ -54,7 +55,7 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 TenantResolver: TypeAlias = "Callable[[Request], str | None]"
-NAME = "semel"
+NAME: Final = "semel"
 
 
 def install(
@@ -105,7 +106,7 @@ def _protect(view: F, rule: Rule) -> F:
     view = with_connection(view, rule, awaited=False)
     handle = find_handle(view, type_hints(view), awaits=False)  # the guard of a Flask app is sync
     handler = _run_async(view) if inspect.iscoroutinefunction(view) else view
-    endpoint = functools.wraps(view)(sync_endpoint(handler, rule, handle, _FRAMEWORK, _find_responder))
+    endpoint = functools.wraps(view)(make_endpoint(handler, rule, handle, _FRAMEWORK, _find_responder))
     endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
     mark_replaced(view)
     return cast(F, endpoint)
@@ -151,7 +152,7 @@ def endpoints(app: App) -> list[Endpoint]:
     return [
         Endpoint(
             method,
-            _PART.sub(r"{\1}", route.rule),
+            with_braces(route.rule),
             _rule_of(app.view_functions[route.endpoint], method),
             route.endpoint,
             _host_of(route),
@@ -182,7 +183,7 @@ class WerkzeugRoutes:
             except HTTPException:
                 return MatchedRoute()
         pattern = _host_of(rule)
-        return MatchedRoute(request.host.lower() if pattern else "", pattern + _PART.sub(r"{\1}", rule.rule))
+        return MatchedRoute(request.host.lower() if pattern else "", pattern + with_braces(rule.rule))
 
 
 def _host_of(rule: Any) -> str:
@@ -191,10 +192,7 @@ def _host_of(rule: Any) -> str:
         pattern = rule.host or ""
     else:
         pattern = f"{rule.subdomain}." if rule.subdomain and rule.subdomain != rule.map.default_subdomain else ""
-    return _PART.sub(r"{\1}", pattern)
-
-
-_PART = re.compile(r"<(?:[^:<>]*:)?(\w+)>")
+    return with_braces(pattern)
 
 
 def _rule_of(view: Any, method: str) -> Rule | None:

@@ -1,11 +1,7 @@
-"""Shells for the flows of ``semel.http.contract.endpoint``, shared by the responders and the frameworks' glue.
+"""The parameters of a decorated handler that Semel fills in: the handle of its operation, and its connection.
 
-``drive`` and ``drive_async`` do what a flow asks for. ``run_handler`` runs the handler of a decorated endpoint in a
-thread: under WSGI, or for a plain function under ASGI. Its counterpart for ``async def`` is
-``ASGIResponder.run``, written apart because a task can be cancelled and a thread cannot.
-
-``with_connection`` is for the transactional mode: the handler's rows and its answer are committed together, and then
-the answer is sent::
+A connection is for the transactional mode: the handler's rows and its answer are committed together, and then the
+answer is sent::
 
     @app.post("/payments", status_code=201)
     @idempotent(connection=sessions, connection_parameter="session")   # sessions = async_sessionmaker(engine)
@@ -25,131 +21,18 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Protocol, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar, cast
 
 from semel.engine.declare.declaration import handle_parameter
-from semel.engine.operation import AsyncOperation, Operation, current_operation, running
+from semel.engine.operation import AsyncOperation, Operation, current_operation
 from semel.errors import PolicyError, SemelError, StoreUnavailable
-from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
-from semel.http.contract.endpoint import EndpointFlow, Framework, Lifecycle, Request
 from semel.http.contract.rules import Idempotent, Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 
 MISTAKES: Final = (SemelError, TypeError, AttributeError)
 """Errors of opening a connection that are mistakes of the service, not of the database: they are raised as they are."""
-
-
-def drive(flow: EndpointFlow[T], perform: Callable[[Request], Any]) -> T:
-    """Perform each request of the flow and send it the result, until the flow returns."""
-    try:
-        request = next(flow)
-        while True:
-            try:
-                result = perform(request)
-            except BaseException as error:
-                request = flow.throw(error)
-            else:
-                request = flow.send(result)
-    except StopIteration as end:
-        returned: T = end.value
-        return returned
-
-
-async def drive_async(flow: EndpointFlow[T], perform: Callable[[Request], Awaitable[Any]]) -> T:
-    """Like ``drive``, awaiting each result."""
-    try:
-        request = next(flow)
-        while True:
-            try:
-                result = await perform(request)
-            except BaseException as error:
-                request = flow.throw(error)
-            else:
-                request = flow.send(result)
-    except StopIteration as end:
-        returned: T = end.value
-        return returned
-
-
-class SyncResponder(Protocol):
-    """A responder as an endpoint in a thread sees it."""
-
-    @property
-    def life(self) -> Lifecycle[Any]: ...
-
-    @property
-    def operation(self) -> Operation | None:
-        """The handle of the running attempt."""
-        ...
-
-    def claim(self, declared: Rule) -> bool:
-        """Claim the request's key. Returns whether the handler is to run; if not, the answer is known."""
-        ...
-
-    def perform(self, request: Request) -> Any:
-        """Do what a flow asks for."""
-        ...
-
-
-def run_handler(
-    responder: SyncResponder,
-    handler: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    handle: str | None,
-    framework: Framework,
-) -> Any:
-    """Run the handler of a decorated endpoint, after the claim, and end the attempt if it raises.
-
-    :param handle: the parameter that is given the operation's handle.
-    """
-    life, operation = responder.life, responder.operation
-    if handle is not None:
-        kwargs[handle] = operation
-    bound = None if life.preconditions is None else bind_preconditions(life.preconditions)
-    token = running.set(operation)
-    try:
-        result = handler(*args, **kwargs)
-        if operation is not None:
-            operation.leave()
-        return result
-    except Exception as error:
-        left = drive(life.handler_raised(error, framework), responder.perform)
-        if left is error:
-            raise
-        assert left is not None  # a thread is not cancelled
-        raise left from error
-    finally:
-        running.reset(token)
-        if bound is not None:
-            unbind_preconditions(bound)
-
-
-def sync_endpoint(
-    function: Callable[..., Any],
-    rule: Rule,
-    handle: str | None,
-    framework: Framework,
-    find_responder: Callable[[], SyncResponder | None],
-) -> Callable[..., Any]:
-    """An endpoint that claims and runs ``function`` in the thread that it is called in.
-
-    :param handle: the parameter that is given the operation's handle.
-    :param find_responder: returns the responder of the current request; None if it is not to be claimed.
-    """
-
-    def endpoint(*args: Any, **kwargs: Any) -> Any:
-        responder = find_responder()
-        if responder is None:
-            return function(*args, **with_handle(kwargs, handle, None))
-        if not responder.claim(rule):
-            return framework.blank()
-        return run_handler(responder, function, args, kwargs, handle, framework)
-
-    return endpoint
 
 
 def with_handle(kwargs: dict[str, Any], name: str | None, operation: Any) -> dict[str, Any]:

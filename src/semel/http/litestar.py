@@ -106,16 +106,16 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
                     raise ConfigurationError(f"{handler}: cache= answers without a claim; leave it out")
                 if (name := rule.replay_marker.title()) not in self._exposed:
                     self._exposed.append(name)
-            _let_answers_pass(handler)
+            _let_blanks_pass(handler)
 
     def _around(self, app: App) -> ASGIMiddleware:
         """Return the middleware around one route."""
 
         async def inside(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
-                _see_whole_path(scope)
+                _set_whole_path(scope)
                 if self.middleware.reruns.possible:
-                    _have_own_state(scope)
+                    _copy_state(scope)
             await app(scope, receive, send)
 
         return self.middleware.around(inside)
@@ -137,7 +137,7 @@ def endpoints(app: Litestar) -> list[Endpoint]:
 
 
 class _LitestarRoutes:
-    """Litestar notes the template of the route in the scope, and has no routes that are bound to hosts."""
+    """Finds the template of a request's route in the scope. Litestar binds no route to a host."""
 
     def binds_hosts(self) -> bool:
         return False
@@ -180,8 +180,8 @@ _FRAMEWORK: Final = Framework(
 async def _nothing(*_: Any) -> None: ...
 
 
-def _let_answers_pass(handler: HTTPRouteHandler) -> None:
-    """A return DTO takes apart what the function returns; what stands for that on a replay is left whole."""
+def _let_blanks_pass(handler: HTTPRouteHandler) -> None:
+    """Keep the return DTO of the handler from encoding the blank response that takes the place of an answer."""
     dto = handler.resolve_return_dto()
     if dto is None or getattr(dto, "__semel_passes__", False):
         return
@@ -194,16 +194,18 @@ def _let_answers_pass(handler: HTTPRouteHandler) -> None:
     handler._resolved_return_dto = type(dto.__name__, (dto,), passing)
 
 
-def _see_whole_path(scope: Scope) -> None:
-    """Litestar cuts the path where it mounts an application: the same rest below two mounts is two operations."""
+def _set_whole_path(scope: Scope) -> None:
+    """Give the exchange the whole path. Litestar cuts it where it mounts an application, and the same rest below two
+    mounts is two operations.
+    """
     path, raw = scope["path"], scope.get("raw_path")
     whole = unquote(raw.partition(b"?")[0]) if raw else path
     if whole.rstrip("/") != path.rstrip("/") and (responder := current_responder()) is not None:
         responder.life.exchange.path = whole
 
 
-def _have_own_state(scope: Scope) -> None:
-    """What Litestar notes about a request while it runs: a copy, so that a run that is not the last leaves no trace."""
+def _copy_state(scope: Scope) -> None:
+    """Copy what Litestar notes about a request while it runs, so that a run that is not the last leaves no trace."""
     state = copy.copy(ScopeState.from_scope(cast(Any, scope)))
     for name in ScopeState.__slots__:
         if type(value := getattr(state, name)) in (dict, list):

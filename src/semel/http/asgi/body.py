@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
-from tempfile import TemporaryFile
+from tempfile import SpooledTemporaryFile
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.errors import BodyTooLarge
+from semel.http.contract.rules import IN_MEMORY
 
 if TYPE_CHECKING:
     from semel.http.contract.endpoint import Lifecycle
@@ -29,51 +29,8 @@ def without_files(scope: Scope) -> None:
         scope["extensions"] = {name: value for name, value in scope["extensions"].items() if name not in FILES}
 
 
-IN_MEMORY: Final = 1024 * 1024
 CHUNK: Final = 256 * 1024
-
-
-class HeldBody:
-    """A FIFO of bytes, in memory up to a size and in a temporary file above it. Empty chunks count: they end a body."""
-
-    def __init__(self, in_memory: int = IN_MEMORY) -> None:
-        self._in_memory = in_memory
-        self._chunks: deque[bytes] = deque()
-        self._size = 0
-        self._file: IO[bytes] | None = None
-        self._written = 0
-        self._read = 0
-
-    def __bool__(self) -> bool:
-        """Whether there is more to take."""
-        return bool(self._chunks) or self._read < self._written
-
-    def add(self, chunk: bytes) -> None:
-        self._size += len(chunk)
-        if self._size <= self._in_memory:
-            self._chunks.append(chunk)
-            return
-        if self._file is None:
-            self._file = TemporaryFile()  # noqa: SIM115 (closed with the request)
-        self._file.write(chunk)
-        self._written += len(chunk)
-
-    def take(self) -> bytes:
-        """Remove and return the next chunk."""
-        if self._chunks:
-            return self._chunks.popleft()
-        assert self._file is not None
-        self._file.seek(self._read)
-        chunk = self._file.read(CHUNK)
-        self._read += len(chunk)
-        if self._read == self._written:
-            self._file.close()
-        return chunk
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._read = self._written
+"""Bytes of a body that is held that the application receives at once."""
 
 
 class BodyReader:
@@ -82,8 +39,10 @@ class BodyReader:
     source: Receive
     """The server's ``receive``."""
     life: Lifecycle[Any]
-    held: HeldBody | None = None
+    held: IO[bytes] | None = None
     """A body that came in several messages or is large, for the application."""
+    _left = 0
+    """Bytes of it that the application has not received yet."""
     _message: Message | None = None
     """A body that came as one message, for the application."""
     _disconnect: Message | None = None
@@ -105,11 +64,11 @@ class BodyReader:
             whole, self._message = self._message, None
             return whole
         if self.held is not None:
-            body = self.held.take()
-            more = bool(self.held)
-            if not more:
-                self.held = None
-            return {"type": "http.request", "body": body, "more_body": more}
+            body = self.held.read(CHUNK)
+            self._left -= len(body)
+            if not self._left:
+                self.close()
+            return {"type": "http.request", "body": body, "more_body": self._left > 0}
         message = self._disconnect
         if message is None:
             message = await self.source()
@@ -144,20 +103,23 @@ class BodyReader:
             message, self._early = self._early or await receive(), None
             if message["type"] == "http.disconnect":
                 self._disconnect = message
+                self.close()  # half a body must not pass for a whole one
                 return False
             if message["type"] != "http.request":
                 continue
             exchange.feed(message.get("body", b""), message.get("more_body", False))
             if exchange.size > longest:
                 self.close()
-                self.held = None
                 raise BodyTooLarge
             if self.held is None:
                 if not message.get("more_body", False) and exchange.size <= IN_MEMORY:
                     self._message = message
-                    break
-                self.held = HeldBody()
-            self.held.add(message.get("body", b""))
+                    return True
+                self.held = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 (closed with the request)
+            self.held.write(message.get("body", b""))
+        if self.held is not None:
+            self._left = self.held.tell()
+            self.held.seek(0)
         return True
 
     def rewind(self, body: bytes) -> None:
@@ -166,5 +128,7 @@ class BodyReader:
         self.held = self._settled = self.life.on_settled = None
 
     def close(self) -> None:
+        """Drop the body that is held."""
         if self.held is not None:
             self.held.close()
+            self.held = None

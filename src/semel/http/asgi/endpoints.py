@@ -16,7 +16,8 @@ from semel.http.asgi.middleware import ASGIResponder, current, current_responder
 from semel.http.contract.endpoint import Compensate, Framework, Request
 from semel.http.contract.routes import check_declarable, mark_exempt, mark_replaced
 from semel.http.contract.rules import Exempt, Idempotent, Rule
-from semel.http.handlers import find_handle, run_handler, sync_endpoint, type_hints, with_connection, with_handle
+from semel.http.drive.sync import make_endpoint, run_handler
+from semel.http.handlers import find_handle, type_hints, with_connection, with_handle
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,9 +45,9 @@ def protect(
             f"{function.__qualname__}: with connection= it must be an async def, because the connection is async"
         )
     if awaits:
-        wrapper = async_endpoint(function, rule, handle, framework)
+        wrapper = task_endpoint(function, rule, handle, framework)
     elif run_in_thread is None:
-        wrapper = sync_endpoint(function, rule, handle, framework, threaded_responder)
+        wrapper = make_endpoint(function, rule, handle, framework, threaded_responder)
     else:
         wrapper = _pooled_endpoint(function, rule, handle, framework, run_in_thread)
     functools.update_wrapper(wrapper, function)
@@ -68,12 +69,12 @@ def protect(
     return cast(F, wrapper)
 
 
-def async_endpoint(
+def task_endpoint(
     function: Callable[..., Awaitable[Any]], rule: Rule, handle: str | None, framework: Framework
 ) -> Callable[..., Any]:
-    """An endpoint that claims and runs an ``async def``.
+    """Return an endpoint that claims the request and runs an ``async def`` in its task, which may be cancelled.
 
-    :param handle: the parameter that is given the operation's handle.
+    :param handle: the parameter that receives the handle of the operation.
     """
 
     async def endpoint(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +98,7 @@ def _pooled_endpoint(
     framework: Framework,
     run_in_thread: Callable[..., Awaitable[Any]],
 ) -> Callable[..., Any]:
-    """An endpoint that claims in the event loop and runs ``function`` in a thread.
+    """Return an endpoint that claims the request in the event loop and runs ``function`` in a thread.
 
     A claim that waits for another request's answer must hold no thread. Otherwise a storm of equal requests takes all
     of them, and the winner has none to finish its own answer with.
@@ -115,13 +116,13 @@ def _pooled_endpoint(
 
 
 def threaded_responder() -> ThreadedResponder | None:
-    """The responder of the current request, for a plain function that the framework calls in a thread."""
+    """Return the responder of the current request, for a plain function that the framework calls in a thread."""
     responder = current_responder()
     return None if responder is None else ThreadedResponder(responder)
 
 
 class ThreadedResponder:
-    """The responder of an event loop, as a handler in a thread sees it: what it asks for is done in the loop."""
+    """The responder of an event loop, for a handler in a thread. What the handler needs is done in the loop."""
 
     def __init__(
         self, responder: ASGIResponder, run_in_loop: Callable[[Coroutine[Any, Any, Any]], Any] | None = None

@@ -24,6 +24,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core.call import Call, Declined, Outcome, Pause, Raised, Returned, Stopped
@@ -32,7 +33,7 @@ from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.drive.waiting import EAGER, start_task
 from semel.engine.operation import running
 from semel.errors import ConfigurationError, KeyInvalid, PreconditionError, SemelError, StoreError
-from semel.http.asgi.body import FILES, IN_MEMORY, App, BodyReader, Message, Receive, Scope, Send, without_files
+from semel.http.asgi.body import FILES, App, BodyReader, Message, Receive, Scope, Send, without_files
 from semel.http.asgi.transaction import open_transaction_async
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
 from semel.http.contract.endpoint import (
@@ -50,9 +51,9 @@ from semel.http.contract.endpoint import (
     RunAgain,
     cut_off,
 )
-from semel.http.contract.exchange import ALLOW_ORIGIN, CLAIMED, KEY_HEADER, SETTLED, Exchange, name_of_line
-from semel.http.contract.routes import Endpoint, Middleware, RouteFinder, RouteTable
-from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
+from semel.http.contract.exchange import ALLOW_ORIGIN, CLAIMED, SETTLED, Exchange, name_of_line
+from semel.http.contract.routes import Middleware, no_tenant
+from semel.http.contract.rules import IN_MEMORY, SAFE_METHODS, Rule
 
 T = TypeVar("T")
 TenantResolver: TypeAlias = Callable[[Any], "str | Awaitable[str | None] | None"]
@@ -78,41 +79,10 @@ def current_responder() -> ASGIResponder | None:
     return responder if isinstance(responder, ASGIResponder) else None
 
 
-class ASGIMiddleware(Middleware[App, AsyncGuard]):
+class ASGIMiddleware(Middleware[App, AsyncGuard, TenantResolver]):
     """Protects any ASGI application: ``app = ASGIMiddleware(app, guard=guard, tenant=…, routes=…)``."""
 
-    def __init__(
-        self,
-        app: App,
-        *,
-        guard: AsyncGuard,
-        tenant: TenantResolver | None = None,
-        routes: RouteTable | None = None,
-        docs: str | None = None,
-        max_request_body: int = MAX_REQUEST_BODY,
-        header: str = KEY_HEADER.title,
-        request: Callable[[Any], Any] | None = None,
-        endpoints: Callable[[], list[Endpoint]] | None = None,
-        find_route: RouteFinder | None = None,
-    ) -> None:
-        """
-        :param tenant: a function of the request, here the ASGI scope, that returns its tenant, which scopes the keys.
-            It is called after authentication, and may be async.
-        :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
-        :param docs: the URL of a page that explains the errors; they link to it.
-        :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
-        :param header: the name of the header that has the key.
-        :param request: makes the framework's own request from the scope, for ``tenant``.
-        :param endpoints: lists the application's endpoints, for the report at start-up.
-        :param find_route: finds the route of a request in the framework's own table, for hosts and events.
-        """
-        super().__init__(
-            app, guard, AsyncGuard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
-            header=header,
-            request=request, endpoints=endpoints, find_route=find_route,
-        )  # fmt: skip
-        self._left: set[asyncio.Task[None]] = set()
-        """Handlers that run on without a client. The event loop holds only weak references to tasks."""
+    GUARD = AsyncGuard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -273,8 +243,13 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         """Return the tenant that ``tenant=`` has found, or promises if it is async. Raises if there is none."""
         tenant: str | None = await found if inspect.isawaitable(found) else found
         if not tenant:
-            raise ConfigurationError("tenant= returned nothing for this request: it must run after authentication")
+            raise no_tenant()
         return tenant
+
+    @cached_property
+    def _left(self) -> set[asyncio.Task[None]]:
+        """Handlers that run on without a client. The event loop holds only weak references to tasks."""
+        return set()
 
     def _leave(self, task: asyncio.Task[None], life: Lifecycle[Any]) -> None:
         """Let a handler run to its end although nobody waits for it any more. Before the claim, cancel it."""

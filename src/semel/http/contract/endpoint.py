@@ -65,7 +65,7 @@ from semel.errors import (
     StoreError,
     TransactionConflict,
 )
-from semel.http.contract.conditional import Preconditions
+from semel.http.contract.conditional import Preconditions, preconditions
 from semel.http.contract.exchange import ALLOW_ORIGIN, CLAIMED, FAILED, UNSTORED, Exchange
 from semel.http.contract.routes import Middleware
 from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
@@ -165,15 +165,15 @@ class Lifecycle(Generic[A]):
 
     def __init__(
         self,
-        middleware: Middleware[Any, Any],
+        middleware: Middleware[Any, Any, Any],
         environment: MutableMapping[str, Any],
-        exchange: Exchange | Callable[[MutableMapping[str, Any], Middleware[Any, Any]], Exchange],
+        exchange: Exchange | Callable[[MutableMapping[str, Any], Middleware[Any, Any, Any]], Exchange],
     ) -> None:
         """
         :param environment: the ASGI scope or the WSGI environ.
         :param exchange: the exchange, or a function that is called when it is first needed.
         """
-        self._middleware: Middleware[Any, Any] = middleware
+        self._middleware: Middleware[Any, Any, Any] = middleware
         self._environment: MutableMapping[str, Any] = environment
         if isinstance(exchange, Exchange):
             self.exchange = exchange
@@ -240,7 +240,7 @@ class Lifecycle(Generic[A]):
         try:
             key = exchange.key or exchange.read_key(rule)  # the responder may have read it before
             if isinstance(rule, Conditional):
-                self.preconditions = exchange.preconditions(rule)
+                self.preconditions = preconditions(exchange.headers, required=rule.precondition_required)
             if key is None:
                 if not isinstance(rule, Conditional):  # that one is protected by its precondition
                     self._tell(events.Unkeyed)

@@ -50,8 +50,7 @@ from semel.errors import (
     TooManyKeys,
     TransactionConflict,
 )
-from semel.http.contract.conditional import Preconditions, preconditions
-from semel.http.contract.rules import Conditional, Idempotent, is_header_name
+from semel.http.contract.rules import Idempotent, is_header_name
 
 UNSTORED: Final = (b"idempotent-stored", b"false")
 """Marks an answer that could not be stored before it was sent. A client that has it must not retry."""
@@ -64,7 +63,8 @@ FAILED: Final = StoredResponse(500, [(b"content-type", b"text/plain; charset=utf
 DOCUMENT_LIMIT: Final = 8 * 1024 * 1024
 """The largest body in bytes that is parsed as JSON or decompressed; a larger one is compared byte by byte."""
 MOST_PARTS: Final = 10_000
-"""How many parts of a multipart body are told apart. Behind them the boundary counts: a hostile body must be cheap."""
+"""How many parts of a multipart body are hashed one by one. From there on the boundary is hashed too: a hostile body
+must be cheap."""
 _MOST_MEMBERS: Final = 32
 """How many members a gzip body may have."""
 _BOUNDARY: Final = re.compile(rb';[ \t]*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
@@ -92,7 +92,7 @@ class KeyHeader:
 
     def __init__(self, title: object) -> None:
         """Raises PolicyError if this cannot be the header of the key."""
-        if not isinstance(title, str) or not is_header_name(title) or title.lower().encode() in _TAKEN:
+        if not is_header_name(title) or title.lower().encode() in _TAKEN:
             raise PolicyError(f'header= is the name of the header that has the key, "X-Idempotency-Key", not {title!r}')
         self.title = title
         """As it is shown to people."""
@@ -167,7 +167,7 @@ class Exchange:
     announced_length = 0
     """The Content-Length, or 0 if there is none."""
     _boundary = b""
-    """That of a multipart body."""
+    """The boundary of a multipart body."""
     scripted = False
     """Whether a script in a browser sent the request."""
     whole: bytes | None = None
@@ -192,7 +192,7 @@ class Exchange:
         self.body: list[bytes] | None = []
         """Chunks of the body, for rules that read all of it; None if no rule does, or if it is too large for that."""
         self.echo: list[tuple[bytes, bytes]] = []
-        """The header line that repeats the key in the answer; nothing without a key."""
+        """The header line that repeats the key in the answer; empty without a key."""
         self._query = query
         self._lines = headers
         self._body_hash: blake2b | PartsHash
@@ -322,8 +322,8 @@ class Exchange:
         return whole.digest()
 
     def _new_body_hash(self) -> blake2b | PartsHash:
-        """Return an empty hash for the body. That of a multipart body leaves out the boundary, which counts as a part
-        of the Content-Type.
+        """Return an empty hash for the body. For a multipart body it leaves out the boundary, which is hashed with the
+        Content-Type.
         """
         return PartsHash(self._empty_hash, self._boundary) if self._boundary else self._empty_hash.copy()
 
@@ -352,10 +352,6 @@ class Exchange:
                 call.stored_key = label(key, self.lineage)
         return call
 
-    def preconditions(self, rule: Conditional) -> Preconditions:
-        """Return the request's preconditions. Raises PreconditionError if they are malformed or missing."""
-        return preconditions(self.headers, required=rule.precondition_required)
-
     @staticmethod
     def _document(rule: Idempotent, body: bytes) -> bytes | None:
         """Return the body as canonical JSON; None if it is not JSON, so that its bytes are compared."""
@@ -381,9 +377,7 @@ class Exchange:
         status: int | None = None
         if rule is not None and isinstance(error, (KeyReused, InProgress)):
             status = rule.reused_status if isinstance(error, KeyReused) else rule.in_use_status
-        answer = problem(error, instance=self.path, status=status, docs=self.docs)
-        length = (b"content-length", str(len(answer.body)).encode())
-        return answer._replace(headers=[*answer.headers, length, *self.echo])
+        return self._with_length(problem(error, instance=self.path, status=status, docs=self.docs))
 
     def replay(self, stored: StoredResponse, rule: Idempotent) -> StoredResponse:
         """Return the first answer, marked as a replay."""
@@ -419,8 +413,11 @@ class Exchange:
 
     def failure(self, stored: bool) -> StoredResponse:
         """Return the first answer of a handler that raised, if the rule stores such errors."""
-        length = (b"content-length", str(len(FAILED.body)).encode())
-        return FAILED._replace(headers=[*FAILED.headers, length, *([] if stored else [UNSTORED]), *self.echo])
+        return self._with_length(FAILED, *([] if stored else [UNSTORED]))
+
+    def _with_length(self, answer: StoredResponse, *lines: tuple[bytes, bytes]) -> StoredResponse:
+        length = (b"content-length", b"%d" % len(answer.body))
+        return answer._replace(headers=[*answer.headers, length, *lines, *self.echo])
 
     def with_carrier(
         self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Idempotent | None = None
@@ -429,8 +426,6 @@ class Exchange:
 
         Lines that describe the other answer's body are left out.
         """
-        if not carrier:
-            return answer
         framing = self.key_header.framing
         left_out = framing if rule is None else framing | rule.replay_header_names
         present = {name for name, _ in answer}
@@ -450,9 +445,8 @@ class Exchange:
         if not self.scripted and ALLOW_ORIGIN not in map(name_of_line, headers):
             return headers
         name = b"access-control-expose-headers"
-        named = [
-            v.strip() for n, value in headers if n == name for v in value.decode("latin-1").split(",") if v.strip()
-        ]
+        lists = ",".join(text.decode("latin-1") for line, text in headers if line == name)
+        named = [word.strip() for word in lists.split(",") if word.strip()]
         mark = (rule.replay_marker if rule is not None else "idempotent-replayed").title()
         known = {word.lower() for word in named}
         ours = [self.key_header.title, "Retry-After", "Link", mark]
@@ -470,7 +464,7 @@ def _read_target(method: str, path: str) -> tuple[str, bytes]:
     word, target = method.encode(), path.encode("utf-8", "surrogatepass")
     beginning = b"%d:%b%d:%b" % (len(word), word, len(target), target)
     if len(path) > _LONGEST_PATH or not path.isprintable():  # a store takes short text without control characters
-        digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        digest = blake2b(target, digest_size=16).hexdigest()
         path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
     return f"{method} {path}", beginning
 
@@ -506,7 +500,7 @@ def _quoted(key: str) -> str:
 
 
 class PartsHash:
-    """The hash of a multipart body without its boundary, which each try makes anew.
+    """The hash of a multipart body without its boundary, which each attempt makes anew.
 
     It is a hash of the hashes of what stands between the boundaries, so that two bodies have the same one only if they
     differ in nothing but the boundary.
@@ -611,28 +605,20 @@ def problem(error: SemelError, *, instance: str, status: int | None = None, docs
     """Return the answer to a request that ended in ``error``."""
     code = error.code
     real = status or error.status
-    retry_after = None
-    if error.retryable:
-        retry_after = max(1, math.ceil(error.retry_after or 1))
     body: dict[str, object] = {
         "type": TYPE + code.removeprefix("idempotency_").replace("_", "-"),
         "title": TITLES.get(code, "The request could not be made to happen once"),
         "status": real,
-        "detail": _DETAILS.get(code) or _detail(error),
+        # A store's own text is not for clients.
+        "detail": _DETAILS.get(code) or (str(error) if error.status < 500 else "See the service's logs."),
         "instance": quote(instance, safe="/:@!$&'()*+,;=-._~", errors="replace"),
         "code": code,
         "retryable": error.retryable,
     }
     headers = [(b"content-type", b"application/problem+json"), (b"cache-control", b"no-store")]
-    if retry_after is not None:
-        body["retry_after"] = retry_after
+    if error.retryable:
+        body["retry_after"] = retry_after = max(1, math.ceil(error.retry_after or 1))
         headers.append((b"retry-after", str(retry_after).encode()))
     if docs:
         headers.append((b"link", f'<{docs}>; rel="describedby"'.encode("latin-1", "replace")))
     return StoredResponse(real, headers, json.dumps(body).encode())
-
-
-def _detail(error: SemelError) -> str:
-    if error.status >= 500:
-        return "See the service's logs."  # a store's own text is not for clients
-    return str(error)

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from semel.core.values import value
 from semel.engine.guard import Guard
@@ -25,6 +25,7 @@ RouteTable: TypeAlias = Mapping[str, Rule]
 """``{"POST /orders": idempotent(), "PATCH /orders/{id}": conditional()}``"""
 
 _PART: Final = re.compile(r"\{\w+\}")
+_CONVERTER: Final = re.compile(r"<(?:[^:<>]*:)?(\w+)>")
 _EXAMPLE: Final = 'routes= maps a method and a path to a rule, like {"POST /orders": idempotent()}'
 UNSAFE_TO_REPEAT: Final = frozenset({"POST", "PATCH"})
 F = TypeVar("F")
@@ -70,6 +71,14 @@ class RouteFinder(Protocol):
     def __call__(self, environment: Any, /) -> MatchedRoute:
         """:param environment: the ASGI scope or the WSGI environ."""
         ...
+
+
+def with_braces(pattern: str) -> str:
+    """Return the pattern of a path in Flask, Quart or Django with its parameters in braces.
+
+    ``/orders/<int:id>`` becomes ``/orders/{id}``.
+    """
+    return _CONVERTER.sub(r"{\1}", pattern)
 
 
 def by_method_and_path(routes: RouteTable | None) -> dict[tuple[str, str], Rule]:
@@ -219,7 +228,8 @@ def never_claimed(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
 MOST_RULES: Final = 1000
 """How many rules are remembered in their form under the guard's policy."""
 App = TypeVar("App")
-G = TypeVar("G", bound=Guard)
+AnyGuard = TypeVar("AnyGuard", bound=Guard)
+TenantResolver = TypeVar("TenantResolver", bound=Callable[[Any], Any])
 
 
 class Reruns:
@@ -228,42 +238,53 @@ class Reruns:
     possible = False
 
 
-class Middleware(Generic[App, G]):
+class Middleware(Generic[App, AnyGuard, TenantResolver]):
     """Base of ``semel.http.asgi.ASGIMiddleware`` and ``semel.http.wsgi.WSGIMiddleware``."""
+
+    GUARD: ClassVar[type[Guard]]
+    """The class of its guards."""
 
     def __init__(
         self,
         app: App,
-        guard: G,
-        wanted: type[G],
         *,
-        tenant: Callable[[Any], Any] | None,
-        routes: RouteTable | None,
-        docs: str | None,
+        guard: AnyGuard,
+        tenant: TenantResolver | None = None,
+        routes: RouteTable | None = None,
+        docs: str | None = None,
         max_request_body: int = MAX_REQUEST_BODY,
         header: str = KEY_HEADER.title,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
         find_route: RouteFinder | None = None,
     ) -> None:
-        self.key_header = check_installation(guard, wanted, tenant, max_request_body, header)
+        """
+        :param guard: an ``AsyncSemel`` under ASGI, a ``Semel`` under WSGI.
+        :param tenant: a function of the request, here the ASGI scope or the WSGI environ, that returns its tenant,
+            which scopes the keys. It is called after authentication, and may be async under ASGI.
+        :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
+        :param docs: the URL of a page that explains the errors; they link to it.
+        :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
+        :param header: the name of the header that has the key.
+        :param request: makes the framework's own request from the scope or environ, for ``tenant``.
+        :param endpoints: lists the application's endpoints, for the report at start-up.
+        :param find_route: finds the route of a request in the framework's own table, for hosts and events.
+        """
+        self.key_header = check_installation(guard, self.GUARD, tenant, max_request_body, header)
         if tenant is None and not guard.tenant:
             warnings.warn(
                 "tenant= is missing: all callers share one space of keys, so one may get another's answer",
-                stacklevel=3,
+                stacklevel=2,
             )
         self.app = app
         self.guard = guard
-        self.tenant = tenant
+        self.tenant: Callable[[Any], Any] | None = tenant
         self.docs = docs
         self.max_request_body = max_request_body
         self.routes = Routes(routes)
         self.request = request
-        """Makes the framework's own request, which ``tenant`` receives."""
         self.list_endpoints = endpoints
-        """Lists the application's endpoints, where a framework can."""
         self.find_route = find_route
-        """Finds the route of a request, where a framework can."""
         self.binds_hosts = False
         """Whether some route is bound to a host. Known after the report."""
         self.reruns = Reruns()
@@ -326,6 +347,11 @@ class Middleware(Generic[App, G]):
                 rule.check_connection(awaited=self.guard.AWAITED)
                 rule.under(self.guard.policy)  # raises where the policy and a transaction exclude each other
                 self.reruns.possible = True
+
+
+def no_tenant() -> ConfigurationError:
+    """Return the error for a request without a tenant. Its key would belong to nobody."""
+    return ConfigurationError("tenant= returned nothing for this request: it must run after authentication")
 
 
 def check_installation(

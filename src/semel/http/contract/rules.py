@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeGuard, TypeVar, Unpack
 
 from semel.core.encoding.canonical import select_fields
 from semel.core.keys import HeaderMode, KeyFormat
@@ -47,10 +47,13 @@ REPLAY_HEADERS: Final = frozenset(
 )
 """Headers that are part of the answer. All others belong to the single HTTP exchange, and are not replayed."""
 
-_NEVER: Final = frozenset({"set-cookie", "www-authenticate", "date"})
+NEVER_REPLAYED: Final = ("Set-Cookie", "WWW-Authenticate", "Date")
+_NEVER: Final = frozenset(map(str.lower, NEVER_REPLAYED))
 MAX_STORED_BODY: Final = 1024 * 1024
 MAX_REQUEST_BODY: Final = 64 * 1024 * 1024
 """The longest request body that is accepted, in bytes, unless the route or the middleware sets another limit."""
+IN_MEMORY: Final = 1024 * 1024
+"""Bytes of a request body that are held in memory until the application reads it; a larger one goes to a file."""
 _GUARDS: Final = Policy()
 """Means "the guard's policy"; recognised by identity."""
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -448,13 +451,13 @@ def _is_decorated(endpoint: Any) -> bool:
     return hasattr(endpoint, "__wrapped__")
 
 
-def is_header_name(name: object) -> bool:
+def is_header_name(name: object) -> TypeGuard[str]:
     """Whether this can be the name of a header (RFC 9110, 5.1)."""
     return isinstance(name, str) and _TOKEN.fullmatch(name) is not None
 
 
 def _header_name(name: object) -> str:
-    if not isinstance(name, str) or not is_header_name(name):
+    if not is_header_name(name):
         raise PolicyError(f'replay_headers and replay_marker are names of headers, such as "etag", not {name!r}')
     return name.lower()
 

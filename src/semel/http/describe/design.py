@@ -1,10 +1,10 @@
-"""The idempotency of a service as plain data: routes, store, replay contract, errors, an example.
+"""The idempotency of a service as plain data: its routes, store, replay contract and errors, with an example.
 
-First, find what is installed in an application: its guard, its tenant and its endpoints. Nothing is run or changed. No
-framework is imported: an application of a framework has imported it already.
+``find_installation`` finds the middleware in an application, with its guard, tenant and endpoints. It runs and changes
+nothing. It imports no framework: an application has imported its own already.
 
-``semel describe`` prints it. The example is not a template: real requests are sent to the middleware, over a store in
-memory, and the route's rule, key format, headers and errors are its own.
+``design_of`` makes the data, which ``semel describe`` prints. The example is no template: real requests are sent to the
+middleware, over a store in memory, and the route's rule, key format, headers and errors are its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from http import HTTPStatus
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 from wsgiref.util import setup_testing_defaults
@@ -29,7 +28,7 @@ from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import etag
 from semel.http.contract.exchange import KEY_HEADER, KeyHeader
 from semel.http.contract.routes import Endpoint, Middleware, Routes, undeclared
-from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Conditional, Idempotent
+from semel.http.contract.rules import NEVER_REPLAYED, REPLAY_HEADERS, SAFE_METHODS, Conditional, Idempotent
 from semel.http.describe.plain_rules import duration_text, plain_rule
 from semel.http.describe.refusals import example_key, example_path, refusals
 from semel.http.wsgi.middleware import WSGIMiddleware
@@ -47,7 +46,6 @@ INSIDE: Final = ("app", "wsgi_app", "application", "asgi_app", "_app", "wrapped"
 """Attributes in which wrappers have the application that they wrap."""
 DEEPEST: Final = 20
 _SPELLED: Final = {"etag": "ETag"}
-_NEVER: Final = ("Set-Cookie", "WWW-Authenticate", "Date")
 _SENT: Final = {"amount": 10}
 _OTHER: Final = {"amount": 99}
 _MADE: Final = b'{"id": 42, "amount": 10}'
@@ -99,7 +97,7 @@ def _middleware(app: Any) -> Installation | None:
 
 
 def _starlette(app: Any) -> Installation | None:
-    if not _is(app, "starlette.applications", "Starlette"):
+    if not _is_instance(app, "starlette.applications", "Starlette"):
         return None
     for entry in app.user_middleware:
         if isinstance(entry.cls, type) and issubclass(entry.cls, ASGIMiddleware):
@@ -112,23 +110,22 @@ def _starlette(app: Any) -> Installation | None:
 
 
 def _litestar(app: Any) -> Installation | None:
-    if not _is(app, "litestar.app", "Litestar"):
+    if not _is_instance(app, "litestar.app", "Litestar"):
         return None
     from semel.http.litestar import SemelPlugin
 
     for plugin in app.plugins:
         if isinstance(plugin, SemelPlugin):
-            around = plugin.middleware
-            return _installation("Litestar", around.guard, around.tenant, around.docs, around.key_header, _listing(app))
+            return _middleware(plugin.middleware.around(app))
     return None
 
 
 def _flask(app: Any) -> Installation | None:
-    return _middleware(app.extensions.get("semel")) if _is(app, "flask.app", "Flask") else None
+    return _middleware(app.extensions.get("semel")) if _is_instance(app, "flask.app", "Flask") else None
 
 
 def _django(app: Any) -> Installation | None:
-    if not _is(app, "django.core.handlers.base", "BaseHandler"):
+    if not _is_instance(app, "django.core.handlers.base", "BaseHandler"):
         return None
     from django.conf import settings
     from django.utils.module_loading import import_string
@@ -159,13 +156,13 @@ def _installation(
 def _listing(app: Any) -> Callable[[], list[Endpoint]] | None:
     """Return the function of the framework's module that lists the endpoints; None if it is no framework's."""
     for module, name, glue in FRAMEWORKS:
-        if _is(app, module, name):
+        if _is_instance(app, module, name):
             endpoints = import_module(glue).endpoints
             return lambda: list(endpoints(app))
     return None
 
 
-def _is(app: Any, module: str, name: str) -> bool:
+def _is_instance(app: Any, module: str, name: str) -> bool:
     """Whether it is an instance of a class whose module may not be imported."""
     cls = getattr(sys.modules.get(module), name, None)
     return cls is not None and isinstance(app, cls)
@@ -208,7 +205,7 @@ def design_of(name: str, service: Installation) -> dict[str, Any]:
         "undeclared": [_place(each) for each in undeclared(service.endpoints)],
         "replay": {
             "headers": sorted(_SPELLED.get(name, name.title()) for name in REPLAY_HEADERS),
-            "never": list(_NEVER),
+            "never": list(NEVER_REPLAYED),
         },
         "errors": _errors(declared, guard, service.key_header),
         "example": []
@@ -310,7 +307,7 @@ def example_exchange(
         return [_MADE]
 
     def ask(title: str, body: dict[str, int]) -> ExampleStep:
-        return _asked(protected, title, endpoint, rule, key_header.title, json.dumps(body).encode())
+        return _send_example(protected, title, endpoint, rule, key_header.title, json.dumps(body).encode())
 
     with Semel(MemoryStore(), tenant="example", sweep_every=None) as guard:
         routes = {f"{endpoint.method} {example_path(endpoint.path)}": rule}
@@ -322,7 +319,7 @@ def example_exchange(
         return steps
 
 
-def _asked(app: Any, title: str, endpoint: Endpoint, rule: Idempotent, header: str, body: bytes) -> ExampleStep:
+def _send_example(app: Any, title: str, endpoint: Endpoint, rule: Idempotent, header: str, body: bytes) -> ExampleStep:
     lines = [("Host", "api.example"), ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
     key = example_key(rule)
     if key is not None:
@@ -350,8 +347,8 @@ def _asked(app: Any, title: str, endpoint: Endpoint, rule: Idempotent, header: s
         if hasattr(chunks, "close"):
             chunks.close()
     status, headers = begun
-    first = f"HTTP/1.1 {status[:3]} {HTTPStatus(int(status[:3])).phrase}"
-    return ExampleStep(title, _text(f"{endpoint.method} {path} HTTP/1.1", lines, body), _text(first, headers, answer))
+    request = _text(f"{endpoint.method} {path} HTTP/1.1", lines, body)
+    return ExampleStep(title, request, _text(f"HTTP/1.1 {status}", headers, answer))
 
 
 def _text(first: str, lines: Iterable[tuple[str, str]], body: bytes) -> str:

@@ -265,20 +265,15 @@ def _header_parameter(name: str, description: str, required: bool, schema: JSON)
 
 def _add_parameter(spec: JSON, operation: DocumentedOperation, ours: JSON) -> None:
     """Add a parameter. One that is described already keeps its words; whether it is required follows the rule."""
-    parameters = operation.content["parameters"] = operation.content.get("parameters") or []
-    for at, parameter in enumerate(parameters):
-        theirs = _resolved(spec, parameter)
-        if _is_header(theirs, ours["name"]):
-            parameters[at] = _merged_parameter(theirs, ours)
-            return
-    for parameter in (
-        operation.item.get("parameters") or []
-    ):  # shared by all methods of the path: overridden in this one
-        theirs = _resolved(spec, parameter)
-        if _is_header(theirs, ours["name"]):
-            parameters.append(_merged_parameter(theirs, ours))
-            return
-    parameters.append(ours)
+    own = operation.content["parameters"] = operation.content.get("parameters") or []
+    shared = operation.item.get("parameters") or []  # by all methods of the path; overridden in this one
+    known = next((each for each in [*own, *shared] if _is_header(_resolved(spec, each), ours["name"])), None)
+    if known is not None:
+        ours = _merged_parameter(_resolved(spec, known), ours)
+    if known in own:
+        own[own.index(known)] = ours
+    else:
+        own.append(ours)
 
 
 def _merged_parameter(theirs: JSON, ours: JSON) -> JSON:

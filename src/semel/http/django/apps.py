@@ -16,7 +16,7 @@ from semel.engine.sync import SyncGuard
 from semel.errors import ConfigurationError, NotMigrated, StoreError
 from semel.http.contract.routes import undeclared
 from semel.http.contract.rules import Exempt
-from semel.http.django.handling import configuration
+from semel.http.django.handling import NO_TENANT, configuration
 from semel.http.django.urls import endpoints
 
 MIDDLEWARE: Final = "semel.http.django.IdempotencyMiddleware"
@@ -49,7 +49,7 @@ def check_settings(**options: Any) -> list[CheckMessage]:
         if config.tenant is None and not config.guard.tenant:
             messages.append(
                 Warning(
-                    "SEMEL has no TENANT: all callers share one space of keys, so one may get another's answer",
+                    NO_TENANT,
                     hint='Name a function of the request, such as "semel.http.django.user".',
                     id="semel.W001",
                 )

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass
-from http import HTTPStatus
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -28,6 +27,7 @@ from semel.engine.sync import SyncGuard
 from semel.errors import ConfigurationError
 from semel.http.contract.exchange import KEY_HEADER, KeyHeader
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Idempotent, Rule, check_max_request_body
+from semel.http.wsgi.answers import reason_phrase
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 TenantResolver: TypeAlias = "Callable[[HttpRequest], Any]"
 
+NO_TENANT: Final = "SEMEL has no TENANT: all callers share one space of keys, so one may get another's answer"
 _KNOWN: Final = frozenset({"GUARD", "TEST_GUARD", "TENANT", "DOCS", "MAX_REQUEST_BODY", "HEADER"})
 
 
@@ -59,20 +60,6 @@ class Configuration:
     def has_key(self, request: HttpRequest) -> bool:
         """Whether the request has the header of the key, valid or not."""
         return self.key_header.variable in request.META
-
-    def find_tenant(self, request: HttpRequest) -> str | None:
-        """Call ``TENANT`` in a thread."""
-        assert self.tenant is not None
-        resolve = async_to_sync(self.tenant) if iscoroutinefunction(self.tenant) else self.tenant
-        tenant: str | None = resolve(request)
-        return tenant
-
-    async def afind_tenant(self, request: HttpRequest) -> str | None:
-        """Call ``TENANT`` in an event loop. A plain function may query the database, so it runs in a thread."""
-        assert self.tenant is not None
-        resolve = self.tenant if iscoroutinefunction(self.tenant) else sync_to_async(self.tenant)
-        tenant: str | None = await resolve(request)
-        return tenant
 
 
 def configuration() -> Configuration:
@@ -170,20 +157,22 @@ class Handling:
             self._session = _session_of(self.request)
         return again
 
-    def _needs_tenant(self, rule: Rule) -> bool:
-        """Return whether a claim will be made, so that the tenant must be known."""
-        request = self.request
-        self.declared = isinstance(rule, Idempotent) and request.method not in SAFE_METHODS
-        return self.declared and self._configuration.tenant is not None and self._configuration.has_key(request)
-
     def prepare(self, rule: Rule) -> None:
         """Find the tenant in the thread of the view: ``TENANT`` may need the database connection of that thread."""
-        if self._needs_tenant(rule):
-            self.tenant = self._configuration.find_tenant(self.request)
+        resolve = self._tenant_resolver(rule)
+        if resolve is not None:
+            self.tenant = (async_to_sync(resolve) if iscoroutinefunction(resolve) else resolve)(self.request)
 
     async def aprepare(self, rule: Rule) -> None:
-        if self._needs_tenant(rule):
-            self.tenant = await self._configuration.afind_tenant(self.request)
+        """Find the tenant in an event loop. A plain function may query the database, so it runs in a thread."""
+        resolve = self._tenant_resolver(rule)
+        if resolve is not None:
+            self.tenant = await (resolve if iscoroutinefunction(resolve) else sync_to_async(resolve))(self.request)
+
+    def _tenant_resolver(self, rule: Rule) -> TenantResolver | None:
+        """Return ``TENANT`` if a claim will be made, which needs the tenant."""
+        self.declared = isinstance(rule, Idempotent) and self.request.method not in SAFE_METHODS
+        return self._configuration.tenant if self.declared and self._configuration.has_key(self.request) else None
 
 
 def _forget_body(request: HttpRequest, outside: bytes | None) -> None:
@@ -252,7 +241,7 @@ def rewrite_response(
     """Return the response with these header lines, or another one if its status or content differs."""
     if response.streaming or response.status_code != status or response.content != content:
         # If the status is the same, the reason phrase is the view's own.
-        reason = response._reason_phrase if response.status_code == status else _phrase(status)
+        reason = response._reason_phrase if response.status_code == status else reason_phrase(status)
         response = _take_over(response, HttpResponse(content, status=status, reason=reason))
     return _set_headers(response, lines)
 
@@ -293,10 +282,3 @@ def _set_headers(response: HttpResponseBase, lines: Iterable[tuple[str, str]]) -
         response.cookies.clear()
     response.headers = headers
     return response
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Unknown"

@@ -17,20 +17,22 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, suppress
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings
 from django.core.handlers.asgi import ASGIRequest
 from django.core.handlers.wsgi import LimitedStream
 
-from semel.engine.aio import AsyncGuard
+from semel.engine.guard import Guard
 from semel.engine.sync import SyncGuard
 from semel.errors import ConfigurationError, StoreError
+from semel.http.asgi.body import CHUNK
 from semel.http.asgi.middleware import ASGIMiddleware
-from semel.http.contract.routes import report
+from semel.http.contract.routes import Middleware, report
 from semel.http.contract.rules import SAFE_METHODS, Rule
 from semel.http.django.handling import (
+    NO_TENANT,
     Configuration,
     Handling,
     configuration,
@@ -42,7 +44,7 @@ from semel.http.django.handling import (
 )
 from semel.http.django.urls import DjangoRoutes, endpoints
 from semel.http.wsgi.answers import LetThrough, ThenRaised
-from semel.http.wsgi.body import RequestBody
+from semel.http.wsgi.body import RequestBody, content_length
 from semel.http.wsgi.middleware import WSGIMiddleware
 from semel.stores.aio_guard import AsyncSemel
 from semel.stores.guard import Semel
@@ -53,8 +55,9 @@ if TYPE_CHECKING:
 
     from semel.http.asgi.body import Message, Scope, Send
 
+M = TypeVar("M", bound=Middleware[Any, Any, Any])
+GetResponse: TypeAlias = "Callable[[HttpRequest], Any]"
 _INPUT: Final = "wsgi.input"
-_CHUNK: Final = 256 * 1024
 _AHEAD: Final = 1
 """Messages of an answer that wait for the client."""
 _log = logging.getLogger("semel.http")
@@ -73,21 +76,17 @@ class IdempotencyMiddleware:
                 config.guard.check()
             except StoreError as error:
                 _log.warning("the application starts, but its store cannot be used: %s", error)
+        if config.tenant is None and not config.guard.tenant:
+            warnings.warn(NO_TENANT, stacklevel=2)
+        listed = endpoints() if hasattr(settings, "ROOT_URLCONF") else []
+        report(listed)
+        rules = [each.rule for each in listed]
         self._under: UnderASGI | UnderWSGI
         if iscoroutinefunction(get_response):
-            self._under = UnderASGI(get_response, config)
+            self._under = UnderASGI(get_response, config, rules)
             markcoroutinefunction(self)
         else:
-            self._under = UnderWSGI(get_response, config)
-        if config.tenant is None and not config.guard.tenant:
-            warnings.warn(
-                "SEMEL has no TENANT: all callers share one space of keys, so one may get another's answer",
-                stacklevel=2,
-            )
-        if hasattr(settings, "ROOT_URLCONF"):
-            listed = endpoints()
-            report(listed)
-            self._under.expect([each.rule for each in listed])
+            self._under = UnderWSGI(get_response, config, rules)
 
     def __call__(self, request: HttpRequest) -> Any:
         under = self._under
@@ -98,15 +97,21 @@ class IdempotencyMiddleware:
         return under.respond(request)
 
 
-def _settings(configuration: Configuration) -> dict[str, Any]:
-    """Return the settings of the middleware inside."""
-    return {
-        "tenant": configuration.tenant and _tenant,
-        "docs": configuration.docs,
-        "max_request_body": configuration.max_request_body,
-        "header": configuration.key_header.title,
-        "find_route": DjangoRoutes(),
-    }
+def _make_middleware(
+    kind: Callable[..., M], application: Any, guard: Guard, config: Configuration, rules: list[Rule | None]
+) -> M:
+    """Make the WSGI or ASGI middleware around the views.
+
+    :param rules: the rules of the project's views.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # IdempotencyMiddleware has warned of a missing tenant already
+        middleware = kind(
+            application, guard=guard, tenant=config.tenant and _tenant, docs=config.docs,
+            max_request_body=config.max_request_body, header=config.key_header.title, find_route=DjangoRoutes(),
+        )  # fmt: skip
+    middleware.keep(*rules)
+    return middleware
 
 
 def _tenant(environment: object) -> str | None:
@@ -120,18 +125,12 @@ def _tenant(environment: object) -> str | None:
 class UnderWSGI:
     """Stands between Django's handler and the views under WSGI, for ``Semel``."""
 
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase], configuration: Configuration) -> None:
+    def __init__(self, get_response: GetResponse, config: Configuration, rules: list[Rule | None]) -> None:
         self._get_response = get_response
-        self._configuration = configuration
-        if not isinstance(configuration.guard, Semel):
+        self._configuration = config
+        if not isinstance(config.guard, Semel):
             raise ConfigurationError("WSGI is sync, so SEMEL's GUARD must be a Semel. A Semel serves ASGI as well")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # IdempotencyMiddleware has warned of a missing tenant already
-            self._idempotency = WSGIMiddleware(self._application, guard=configuration.guard, **_settings(configuration))
-
-    def expect(self, rules: list[Rule | None]) -> None:
-        """Prepare for the rules of the project's views."""
-        self._idempotency.keep(*rules)
+        self._idempotency = _make_middleware(WSGIMiddleware, self._application, config.guard, config, rules)
 
     def respond(self, request: HttpRequest) -> HttpResponseBase:
         handling = Handling(request, self._configuration, in_loop=False)
@@ -153,7 +152,7 @@ class UnderWSGI:
         request = handling.request
         handling.begins_again()
         if isinstance(environ.get(_INPUT), RequestBody) and not request._read_started:
-            request._stream = LimitedStream(environ[_INPUT], _length(environ))
+            request._stream = LimitedStream(environ[_INPUT], content_length(environ) or 0)
         response = handling.response = self._get_response(request)
         start_response(f"{response.status_code} {response.reason_phrase}", response_lines(response))
         return _Untouched(response if response.streaming else [response.content])
@@ -196,16 +195,9 @@ def _environ(request: HttpRequest) -> dict[str, Any]:
     for name in ("SCRIPT_NAME", "PATH_INFO"):
         environ[name] = environ.get(name, "").encode().decode("latin-1")
     environ.setdefault(_INPUT, BytesIO())
-    if request._read_started and _length(environ):
+    if request._read_started and content_length(environ):
         environ[_INPUT] = BytesIO(request._body) if hasattr(request, "_body") else _Gone()
     return environ
-
-
-def _length(environ: dict[str, Any]) -> int:
-    try:
-        return max(0, int(environ.get("CONTENT_LENGTH") or 0))
-    except ValueError:
-        return 0
 
 
 def _content(body: Iterable[bytes]) -> bytes:
@@ -228,38 +220,25 @@ class UnderASGI:
     For ``AsyncSemel``, or for ``Semel``, whose store then runs in threads.
     """
 
-    def __init__(
-        self, get_response: Callable[[HttpRequest], Awaitable[HttpResponseBase]], configuration: Configuration
-    ) -> None:
+    def __init__(self, get_response: GetResponse, config: Configuration, rules: list[Rule | None]) -> None:
         self._get_response = get_response
-        self._configuration = configuration
-        self._idempotency: ASGIMiddleware | None = None
-        self._rules: list[Rule | None] = []
-        if isinstance(configuration.guard, AsyncSemel):
-            self._idempotency = self._make_middleware(configuration.guard)
-        elif not isinstance(configuration.guard, Semel):
-            raise ConfigurationError(f"SEMEL's GUARD is no Semel or AsyncSemel: {configuration.guard!r}")
-
-    def _make_middleware(self, guard: AsyncGuard) -> ASGIMiddleware:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # IdempotencyMiddleware has warned of a missing tenant already
-            middleware = ASGIMiddleware(self._application, guard=guard, **_settings(self._configuration))
-        middleware.keep(*self._rules)
-        return middleware
-
-    def expect(self, rules: list[Rule | None]) -> None:
-        """Prepare for the rules of the project's views."""
+        self._configuration = config
         self._rules = rules
-        if self._idempotency is not None:
-            self._idempotency.keep(*rules)
+        self._idempotency: ASGIMiddleware | None = None
+        if isinstance(config.guard, AsyncSemel):
+            self._idempotency = self._around(config.guard)
+        elif not isinstance(config.guard, Semel):
+            raise ConfigurationError(f"SEMEL's GUARD is no Semel or AsyncSemel: {config.guard!r}")
+
+    def _around(self, guard: Guard) -> ASGIMiddleware:
+        return _make_middleware(ASGIMiddleware, self._application, guard, self._configuration, self._rules)
 
     def _middleware_of_loop(self) -> ASGIMiddleware:
         guard = self._configuration.guard
         if isinstance(guard, Semel):
-            twin = guard.in_this_loop()
-            if self._idempotency is None or self._idempotency.guard is not twin:
-                self._idempotency = self._make_middleware(twin)
-        assert self._idempotency is not None
+            guard = guard.in_this_loop()
+        if self._idempotency is None or self._idempotency.guard is not guard:
+            self._idempotency = self._around(guard)
         return self._idempotency
 
     async def respond(self, request: HttpRequest) -> HttpResponseBase:
@@ -389,7 +368,7 @@ class DjangoExchange:
             self._messages.get_nowait()
 
     async def _finish(self) -> None:
-        """Nobody reads the rest. A declared view runs to its end all the same; any other one is cancelled."""
+        """End the task if nobody reads its answer. A declared view runs to its end, any other one is cancelled."""
         task = self._task
         assert task is not None
         if task.done():
@@ -421,6 +400,6 @@ def _chunks(request: HttpRequest) -> Iterator[bytes]:
         raise parsed_before()
     at = stream.tell()
     stream.seek(0)
-    while chunk := stream.read(_CHUNK):
+    while chunk := stream.read(CHUNK):
         yield chunk
     stream.seek(at)

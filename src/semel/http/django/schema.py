@@ -70,7 +70,7 @@ class Apply(Operation):  # type: ignore[misc]  # Django is not typed
         if not router.allow_migrate(schema_editor.connection.alias, app_label):
             return
         schema = _schema_of(schema_editor.connection)
-        for statement in _undone(schema, self.number):
+        for statement in _undo_statements(schema, self.number):
             schema_editor.execute(statement, params=None)
         schema_editor.execute(f"DELETE FROM semel_migration WHERE version = {self.number}", params=None)
         if self.number == 1:
@@ -99,43 +99,43 @@ def _schema_of(connection: Any) -> Schema:
     )
 
 
-def _undone(schema: Schema, number: int) -> list[str]:
+def _undo_statements(schema: Schema, number: int) -> list[str]:
     """Return statements that undo a file."""
     tables: set[str] = set()
-    undone = []
+    undo = []
     for statement in [
         each for version, _, statements in schema.migrations() if version == number for each in statements
     ]:
         created, altered, lifted = _CREATED.match(statement), _ALTERED.match(statement), _LIFTED.match(statement)
         replaced, filled = _REPLACED.match(statement), _FILLED.match(statement)
         if replaced:
-            undone.append(_function(schema, replaced[1], number))
+            undo.append(_earlier_function(schema, replaced[1], number))
         elif filled and filled[1] in tables:
             pass  # its rows go with the table
         elif lifted:
-            undone.append(f"ALTER TABLE {lifted[1]} ADD {_constraint(schema, lifted[2])}")
+            undo.append(f"ALTER TABLE {lifted[1]} ADD {_constraint_definition(schema, lifted[2])}")
         elif created:
             kind, name, table = created.groups()
             if kind.upper() == "TABLE":
                 tables.add(name)
             if table not in tables:  # an index goes with its table
                 where = f" ON {table}" if table and schema.folder == "mysql" else ""
-                undone.append(f"DROP {kind} {name}{where}")
+                undo.append(f"DROP {kind} {name}{where}")
         elif altered and altered[1] not in tables and altered[2]:
-            undone.append(f"ALTER TABLE {altered[1]} DROP COLUMN {altered[2]}")
+            undo.append(f"ALTER TABLE {altered[1]} DROP COLUMN {altered[2]}")
         elif not (altered and altered[1] in tables):
             raise IrreversibleError(f"this statement cannot be undone: {statement[:80]}")
-    return undone[::-1]
+    return undo[::-1]
 
 
-def _function(schema: Schema, name: str, number: int) -> str:
+def _earlier_function(schema: Schema, name: str, number: int) -> str:
     """Return the statement that makes the function as it was before a file."""
     texts = [text for version, _, statements in schema.migrations() if version < number for text in statements]
     last = [text for text in texts if re.match(rf"CREATE (?:OR REPLACE )?FUNCTION {name}\(", text)][-1]
     return re.sub("^CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", last)
 
 
-def _constraint(schema: Schema, name: str) -> str:
+def _constraint_definition(schema: Schema, name: str) -> str:
     """Return the definition of a constraint, which has a line of its own in the file that creates it."""
     texts = [statement for _, _, statements in schema.migrations() for statement in statements]
     return next(match[1] for text in texts if (match := re.search(rf"^ *(CONSTRAINT {name} .*[^,]),?$", text, re.M)))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from django.urls import URLPattern, get_resolver
 from django.urls.resolvers import RoutePattern
 
-from semel.http.contract.routes import Endpoint, MatchedRoute, declared_rule
+from semel.http.contract.routes import Endpoint, MatchedRoute, declared_rule, with_braces
 from semel.http.contract.rules import Rule
 from semel.http.django.handling import current_handling
 
-_PART: Final = re.compile(r"<(?:[^:<>]*:)?(\w+)>")
 _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -26,9 +24,9 @@ def endpoints(urlconf: Any = None) -> list[Endpoint]:
     """
     return [
         Endpoint(method, path, rule, name)
-        for path, view in _found(get_resolver(urlconf).url_patterns, "/")
-        if not _home(view).startswith("django.")
-        for method, rule, name in _declared(view)
+        for path, view in _views(get_resolver(urlconf).url_patterns, "/")
+        if not _module_of(view).startswith("django.")
+        for method, rule, name in _methods_of(view)
     ]
 
 
@@ -54,10 +52,10 @@ def _template(route: str) -> str:
     from django.contrib.admindocs.views import simplify_regex
 
     regular = any(sign in route for sign in "^$(\\")
-    return "/" + _PART.sub(r"{\1}", simplify_regex(route) if regular else route).lstrip("/")
+    return "/" + with_braces(simplify_regex(route) if regular else route).lstrip("/")
 
 
-def _found(patterns: Iterable[Any], prefix: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+def _views(patterns: Iterable[Any], prefix: str) -> Iterator[tuple[str, Callable[..., Any]]]:
     from django.contrib.admindocs.views import simplify_regex
 
     for each in patterns:
@@ -65,14 +63,14 @@ def _found(patterns: Iterable[Any], prefix: str) -> Iterator[tuple[str, Callable
         text = str(pattern)
         if not isinstance(pattern, RoutePattern) and hasattr(pattern, "_regex"):
             text = simplify_regex(text).lstrip("/")
-        path = prefix + _PART.sub(r"{\1}", text)
+        path = prefix + with_braces(text)
         if isinstance(each, URLPattern):
             yield path, each.callback
         else:
-            yield from _found(each.url_patterns, path)
+            yield from _views(each.url_patterns, path)
 
 
-def _home(view: Any) -> str:
+def _module_of(view: Any) -> str:
     return str(getattr(_class_of(view) or inspect.unwrap(view), "__module__", ""))
 
 
@@ -80,12 +78,12 @@ def _class_of(view: Any) -> Any:
     return getattr(view, "view_class", None) or getattr(view, "cls", None)
 
 
-def _declared(view: Any) -> Iterator[tuple[str, Rule | None, str]]:
+def _methods_of(view: Any) -> Iterator[tuple[str, Rule | None, str]]:
     """Yield (method, rule, name) for each method that the view accepts."""
     whole = declared_rule(view)
     by_class = _class_of(view)
     if by_class is None:
-        for method in _accepted(view):
+        for method in _accepted_methods(view):
             yield method, whole, getattr(view, "__qualname__", repr(view))
         return
     actions = getattr(view, "actions", None)  # of a view set: {"post": "create"}
@@ -93,26 +91,26 @@ def _declared(view: Any) -> Iterator[tuple[str, Rule | None, str]]:
         name = actions.get(method.lower()) if actions else method.lower()
         handler = getattr(by_class, name, None) if name else None
         if handler is not None and method.lower() in by_class.http_method_names:
-            rule = whole or declared_rule(handler) or declared_rule(by_class.dispatch) or _within(handler)
+            rule = whole or declared_rule(handler) or declared_rule(by_class.dispatch) or _api_view_rule(handler)
             yield method, rule, f"{by_class.__name__}.{name}"
 
 
-def _accepted(view: Any) -> Iterable[str]:
+def _accepted_methods(view: Any) -> Iterable[str]:
     """Return the methods that ``require_http_methods`` allows. Only its closure has them."""
     while view is not None:
-        listed = _enclosed(view, "request_method_list")
+        listed = _closure_variable(view, "request_method_list")
         if listed is not None:
             return [method for method in listed if method in _METHODS]
         view = getattr(view, "__wrapped__", None)
     return ("POST",)
 
 
-def _within(handler: Any) -> Rule | None:
+def _api_view_rule(handler: Any) -> Rule | None:
     """Return the rule of a function that REST framework's ``api_view`` has turned into a class."""
-    return declared_rule(_enclosed(handler, "func"))
+    return declared_rule(_closure_variable(handler, "func"))
 
 
-def _enclosed(function: Any, name: str) -> Any:
+def _closure_variable(function: Any, name: str) -> Any:
     """Return a variable in the closure of a decorator's wrapper, or None."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     try:

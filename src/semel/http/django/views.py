@@ -31,21 +31,21 @@ from semel.core.call import Call, Outcome
 from semel.core.ops import Op
 from semel.engine.declare.declaration import refuse_generators
 from semel.engine.drive.attempts import AsyncAttempt, Attempt
-from semel.engine.operation import AsyncOperation, running
+from semel.engine.operation import AsyncOperation
 from semel.errors import ConfigurationError, PolicyError
-from semel.http.asgi.endpoints import ThreadedResponder, async_endpoint, threaded_responder
+from semel.http.asgi.endpoints import ThreadedResponder, task_endpoint, threaded_responder
 from semel.http.asgi.middleware import current_responder as responder_in_loop
-from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
 from semel.http.contract.endpoint import Compensate, Framework, Request, RunAgain
 from semel.http.contract.routes import check_declarable, mark_exempt
 from semel.http.contract.rules import Conditional, Decorators, Exempt, Idempotent, Rule
 from semel.http.django.handling import require_handling
-from semel.http.handlers import drive_async, find_handle, sync_endpoint, type_hints, with_connection, with_handle
+from semel.http.drive.aio import make_endpoint_async
+from semel.http.drive.sync import make_endpoint
+from semel.http.handlers import find_handle, type_hints, with_connection
 from semel.http.wsgi.middleware import WSGIResponder, current_responder
 from semel.http.wsgi.transaction import open_transaction
 from semel.stores.guard import Semel
 
-R = TypeVar("R")
 T = TypeVar("T")
 RuleT = TypeVar("RuleT", bound=Rule)
 _ADVICE: Final = 'connection= is the name of one of DATABASES, such as "default": Semel opens atomic() on it'
@@ -72,13 +72,13 @@ def _protect(view: F, declared: Rule) -> F:
     function = inspect.unwrap(view)  # method_decorator() decorates a partial
     handle = find_handle(function, type_hints(function), awaits=awaits)
     if awaits:
-        in_loop = async_endpoint(view, rule, handle, _FRAMEWORK)
-        in_thread = _async_under_wsgi(view, rule, handle)
+        in_loop = task_endpoint(view, rule, handle, _FRAMEWORK)
+        in_thread = make_endpoint_async(view, rule, handle, _FRAMEWORK, awaited_responder)
     else:
-        in_loop = sync_endpoint(
+        in_loop = make_endpoint(
             view, rule, handle, _FRAMEWORK, transactional_responder if transactional else threaded_responder
         )
-        in_thread = sync_endpoint(view, rule, handle, _FRAMEWORK, current_responder)
+        in_thread = make_endpoint(view, rule, handle, _FRAMEWORK, current_responder)
     endpoint: Callable[..., Any]
     if awaits:
 
@@ -107,7 +107,9 @@ natural, exempt = _declare.natural, _declare.exempt
 
 
 def _check_place(view: Any) -> None:
-    """Around a whole class the claim would come before what the class refuses, and a replay be given to anyone."""
+    """Raise PolicyError for a class that authorises its callers itself: the claim would come first, and anyone could
+    get a replay.
+    """
     made_of = getattr(view, "cls", None) or getattr(view, "view_class", None)
     bound = getattr(getattr(view, "func", None), "__self__", None)  # by method_decorator(…, name="dispatch")
     if bound is not None and getattr(view, "__name__", "") == "dispatch":
@@ -120,7 +122,7 @@ def _check_place(view: Any) -> None:
 
 
 def _abort(status: int) -> Exception:
-    """For a refusal out of a view: transactions are rolled back, and nobody reports it as a fault of the service."""
+    """Return an exception that rolls transactions back, and that nobody reports as a fault of the service."""
     error: Exception = Http404(f"refused with {status}; the middleware says so")
     return error
 
@@ -132,53 +134,36 @@ _FRAMEWORK: Final = Framework(
 )
 
 
-def _async_under_wsgi(view: Callable[..., Any], rule: Rule, handle: str | None) -> Callable[..., Any]:
-    """An ``async def`` view that WSGI serves, in an event loop of this request's own: it may block."""
+class AwaitedResponder:
+    """The responder of WSGI, for an ``async def`` view. It may block: the event loop is this request's own."""
 
-    async def endpoint(*args: Any, **kwargs: Any) -> Any:
-        responder = current_responder()
-        if responder is None:
-            return await view(*args, **with_handle(kwargs, handle, None))
-        if not responder.claim(rule):
-            return _FRAMEWORK.blank()
-        life, operation = responder.life, _awaited_operation(responder)
+    def __init__(self, responder: WSGIResponder) -> None:
+        self.life = responder.life
+        self._responder = responder
+        self.operation: AsyncOperation | None = None
 
-        async def perform(request: Request) -> Any:
-            if isinstance(request, Compensate) and operation is not None:
-                return await operation.compensate(request.error)
-            return responder.perform(request)
+    async def claim(self, declared: Rule) -> bool:
+        claimed = self._responder.claim(declared)
+        attempt = self.life.attempt
+        if attempt is not None:
+            self.operation = AsyncOperation(
+                attempt.call, attempt.lease, attempt.claimed, functools.partial(_execute, attempt)
+            )
+        return claimed
 
-        token = running.set(operation)
-        bound = None if life.preconditions is None else bind_preconditions(life.preconditions)
-        try:
-            result = await view(*args, **with_handle(kwargs, handle, operation))
-            if operation is not None:
-                operation.leave()
-            return result
-        except Exception as error:
-            left = await drive_async(life.handler_raised(error, _FRAMEWORK), perform)
-            if left is error:
-                raise
-            assert left is not None  # the lease's loss cancels nothing here
-            raise left from error
-        finally:
-            running.reset(token)
-            if bound is not None:
-                unbind_preconditions(bound)
-
-    return endpoint
+    async def perform(self, request: Request) -> Any:
+        if isinstance(request, Compensate) and self.operation is not None:
+            return await self.operation.compensate(request.error)
+        return self._responder.perform(request)
 
 
-def _awaited_operation(responder: WSGIResponder) -> AsyncOperation | None:
-    """The handle of an ``async def`` whose store is sync."""
-    attempt = responder.life.attempt
-    if attempt is None:
-        return None
+async def _execute(attempt: Attempt, op: Op[bool]) -> bool:
+    return attempt.execute(op)
 
-    async def execute(op: Op[bool]) -> bool:
-        return attempt.execute(op)
 
-    return AsyncOperation(attempt.call, attempt.lease, attempt.claimed, execute)
+def awaited_responder() -> AwaitedResponder | None:
+    responder = current_responder()
+    return None if responder is None else AwaitedResponder(responder)
 
 
 # -- the transactional mode
@@ -247,7 +232,7 @@ class InThread:
 
 
 def transactional_responder() -> ThreadedResponder | None:
-    """The responder of an event loop, for a view in a thread whose transaction is begun and ended in that same thread.
+    """Return the responder of the current request, for a view whose transaction begins and ends in its own thread.
 
     ``async_to_sync`` runs what comes back to this thread while it waits; waiting for a future would never end.
     """

@@ -1,4 +1,7 @@
-"""What a WSGI application returns, held back, let through or peeked at; and the lines that WSGI has as latin-1 text."""
+"""The answers of a WSGI application: held back, let through, or read ahead.
+
+And WSGI's header lines and paths, which are latin-1 text, as bytes and back.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,12 @@ class HeldAnswer:
         if self._write_on is None:
             assert self._send is not None
             self._write_on = self._send(self._status, self.capture.headers)
-            self._send = (
-                None  # a method of the responder, which refers to us: both would wait for the garbage collector
-            )
+            # It is a method of the responder, which refers to us: both would wait for the garbage collector.
+            self._send = None
         return self._write_on
 
     def start(self, status: str, headers: Lines, exc_info: ExcInfo | None) -> Write:
-        """The application calls ``start_response``."""
+        """Take the status and the header lines with which the application calls ``start_response``."""
         try:
             if exc_info and exc_info[1] is not None:
                 # Bytes that were held back count as sent: no error page may follow half an answer.
@@ -206,7 +208,11 @@ def path_text(environ: dict[str, Any], *parts: str) -> str:
 
 @lru_cache(maxsize=256)
 def status_line(status: int) -> str:
+    return f"{status} {reason_phrase(status)}"
+
+
+def reason_phrase(status: int) -> str:
     try:
-        return f"{status} {HTTPStatus(status).phrase}"
+        return HTTPStatus(status).phrase
     except ValueError:
-        return f"{status} Unknown"
+        return "Unknown"

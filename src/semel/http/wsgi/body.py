@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, Final
 
 from semel.errors import SemelError
-from semel.http.contract.rules import MAX_REQUEST_BODY
+from semel.http.contract.rules import IN_MEMORY
 
-SPOOL_LIMIT: Final = 1024 * 1024
-"""Bytes of a body that are spooled in memory; a larger one goes to a temporary file."""
 _STEP: Final = 64 * 1024
 _log = logging.getLogger("semel.http")
 
@@ -30,7 +28,7 @@ class RequestBody:
         """
         self._raw: Any = environ["wsgi.input"]
         self._feed = feed
-        self._left = _length(environ)
+        self._left = content_length(environ)
         """Bytes that the client announced and has not sent yet; None if the server finds the end itself."""
         self._ended = self._left == 0
         self._broken = False
@@ -42,7 +40,7 @@ class RequestBody:
         """Whether the client went away, or sent nonsense, before the end of its request. Known after ``spool``."""
         return self._broken or (self._ended and bool(self._left))
 
-    def spool(self, longest: int = MAX_REQUEST_BODY) -> bool:
+    def spool(self, longest: int) -> bool:
         """Read the rest of the body and keep it for the application.
 
         Returns False if the body is longer than ``longest`` bytes.
@@ -53,10 +51,10 @@ class RequestBody:
         if self._ended or self._spool is not None:
             return left >= 0
         spool: IO[bytes]
-        if self._left is not None and self._left <= SPOOL_LIMIT:
+        if self._left is not None and self._left <= IN_MEMORY:
             spool = io.BytesIO()
         else:
-            spool = tempfile.SpooledTemporaryFile(SPOOL_LIMIT)  # noqa: SIM115 (closed with the request)
+            spool = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 (closed with the request)
         self._spool = spool
         while left >= 0 and (chunk := self._take(self._unbroken, min(_STEP, left + 1))):
             left -= len(chunk)
@@ -130,8 +128,8 @@ class RequestBody:
         return chunk
 
 
-def _length(environ: dict[str, Any]) -> int | None:
-    """The length of the body, or None if it ends by itself (``Transfer-Encoding: chunked``)."""
+def content_length(environ: dict[str, Any]) -> int | None:
+    """Return the length of the body, or None if it ends by itself (``Transfer-Encoding: chunked``)."""
     try:
         length = int(environ.get("CONTENT_LENGTH") or -1)
     except ValueError:

@@ -5,8 +5,8 @@ serves it. If the endpoints of an application cannot be decorated, ``routes=`` n
 here, at the edge.
 
 The responder drives the flows of ``semel.http.contract.endpoint``: it reads the body, makes the claim, runs the
-application, holds its answer back until it is stored, and sends it or another one in its place. The claim is asked for
-by whoever knows the rule: the middleware at the edge, or a decorated endpoint.
+application, holds its answer back until it is stored, and then sends it or the one that replaces it. The claim is made
+by the part that knows the rule: the middleware at the edge, or a decorated endpoint.
 
 A handler in a thread cannot be cancelled when its lease is lost. So any error of such a handler, like its answer, gives
 way to the new owner's answer.
@@ -37,10 +37,10 @@ from semel.http.contract.endpoint import (
     Rerun,
     cut_off,
 )
-from semel.http.contract.exchange import KEY_HEADER, SETTLED, Exchange
-from semel.http.contract.routes import Endpoint, Middleware, RouteFinder, RouteTable
-from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
-from semel.http.handlers import drive
+from semel.http.contract.exchange import SETTLED, Exchange
+from semel.http.contract.routes import Middleware, no_tenant
+from semel.http.contract.rules import SAFE_METHODS, Rule
+from semel.http.drive.sync import drive
 from semel.http.wsgi.answers import (
     ExcInfo,
     HeldAnswer,
@@ -88,39 +88,10 @@ def current_responder() -> WSGIResponder | None:
     return responder if isinstance(responder, WSGIResponder) else None
 
 
-class WSGIMiddleware(Middleware[App, Semel]):
+class WSGIMiddleware(Middleware[App, Semel, TenantResolver]):
     """Protects any WSGI application: ``app = WSGIMiddleware(app, guard=guard, tenant=…, routes=…)``."""
 
-    def __init__(
-        self,
-        app: App,
-        *,
-        guard: Semel,
-        tenant: TenantResolver | None = None,
-        routes: RouteTable | None = None,
-        docs: str | None = None,
-        max_request_body: int = MAX_REQUEST_BODY,
-        header: str = KEY_HEADER.title,
-        request: Callable[[Any], Any] | None = None,
-        endpoints: Callable[[], list[Endpoint]] | None = None,
-        find_route: RouteFinder | None = None,
-    ) -> None:
-        """
-        :param tenant: a function of the request, here the WSGI environ, that returns its tenant, which scopes the
-            keys. It is called after authentication.
-        :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
-        :param docs: the URL of a page that explains the errors; they link to it.
-        :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
-        :param header: the name of the header that has the key.
-        :param request: makes the framework's own request from the environ, for ``tenant``.
-        :param endpoints: lists the application's endpoints, for the report at start-up.
-        :param find_route: finds the route of a request in the framework's own table, for hosts and events.
-        """
-        super().__init__(
-            app, guard, Semel, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
-            header=header,
-            request=request, endpoints=endpoints, find_route=find_route,
-        )  # fmt: skip
+    GUARD = Semel
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         if not self._reported:
@@ -143,7 +114,7 @@ class WSGIMiddleware(Middleware[App, Semel]):
 
 
 class WSGIResponder:
-    """One request: its body on the way in, its answer on the way out, and the attempt between."""
+    """Handles one request: reads its body, runs the application under an attempt, and sends the answer."""
 
     def __init__(self, middleware: WSGIMiddleware, environ: Environ, start_response: StartResponse) -> None:
         self.life: Lifecycle[Attempt] = Lifecycle(middleware, environ, _make_exchange)
@@ -162,7 +133,7 @@ class WSGIResponder:
         self._passed = False
         """Whether an answer that is not held back has begun."""
         self._carrier: list[tuple[bytes, bytes]] = []
-        """The header lines of an answer whose place ``life.answer`` takes."""
+        """The header lines of the answer that ``life.answer`` replaces."""
 
     # -- running the application
 
@@ -236,7 +207,7 @@ class WSGIResponder:
         return ending
 
     def _start_over(self) -> None:
-        """Make the request what it was, for the next run of the application."""
+        """Restore the original request for the next run of the application."""
         life = self.life
         assert life.rerun is not None
         assert life.rerun.pause is not None
@@ -277,7 +248,7 @@ class WSGIResponder:
     # -- driving flows
 
     def perform(self, request: Request) -> Any:
-        """Do what a flow asks for."""
+        """Carry out one request of a flow."""
         if request is READ_BODY:
             return self._read_body()
         if isinstance(request, Call):
@@ -323,7 +294,7 @@ class WSGIResponder:
         assert resolve is not None
         tenant: str | None = resolve(self._environ if request is None else request(self._environ))
         if not tenant:
-            raise ConfigurationError("tenant= returned nothing for this request: it must run after authentication")
+            raise no_tenant()
         return tenant
 
     # -- the answer
@@ -346,7 +317,7 @@ class WSGIResponder:
         return write
 
     def _finish_let_through(self) -> None:
-        """An answer that is let through is whole; its last chunk still waits."""
+        """Store an answer that is let through, before its last chunk is sent."""
         try:
             self._close()
         except BaseException as error:
