@@ -710,3 +710,6 @@ def test_a_closed_journal_says_so(path: Path) -> None:
         journal.execute(op)
     with pytest.raises(StoreUnavailable, match="closed"):
         asyncio.run(journal.execute_async(op))
+    for use in (journal.entries, lambda: journal.forget("k1")):
+        with pytest.raises(StoreUnavailable, match="closed"):
+            use()

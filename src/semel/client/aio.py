@@ -23,7 +23,7 @@ from semel.client.flow import (
     resuming,
     tell,
 )
-from semel.client.journal import Entry, FindEntries, Journal, JournalReport, open_journal
+from semel.client.journal import Entry, FindEntries, Journal, JournalReport
 from semel.errors import ConfigurationError, NoAnswer, SemelError
 from semel.observe import events
 
@@ -33,7 +33,7 @@ class AsyncClientCore:
 
     def __init__(self, settings: Settings, journal: Journal | str | os.PathLike[str] | None) -> None:
         self.settings = settings
-        self.journal = None if journal is None else open_journal(journal)
+        self.journal = journal if journal is None or isinstance(journal, Journal) else Journal(journal)
         self._owns_journal = self.journal is not None and self.journal is not journal
 
     async def call(

@@ -23,7 +23,7 @@ from semel.client.flow import (
     Reply,
     Settings,
     failure,
-    is_certificate_error,
+    lost,
     new_key,
     not_replayable,
 )
@@ -72,8 +72,8 @@ class IdempotencyClientMiddleware:
         self._core = AsyncClientCore(settings, journal)
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-        delivery, headers = self._core, request.headers
-        intent = delivery.settings.intent(request.method, str(request.url), headers)
+        core, headers = self._core, request.headers
+        intent = core.settings.intent(request.method, str(request.url), headers)
         if intent is None:
             return await handler(request)
         if request.body:
@@ -82,7 +82,7 @@ class IdempotencyClientMiddleware:
             intent.body = await request.body.as_bytes()
             if not isinstance(request.body, aiohttp.BytesPayload):
                 await request.update_body(intent.body)
-        delivery.settings.complete(intent, headers)
+        core.settings.complete(intent, headers)
         if request.compress:  # aiohttp compresses while it sends; the body in hand is as it was given
             intent.headers = {name: text for name, text in headers.items() if name.lower() != "content-encoding"}
 
@@ -95,17 +95,16 @@ class IdempotencyClientMiddleware:
                 response = await handler(request)
                 content = await response.read()
             except (aiohttp.ClientError, OSError) as error:
-                mistake = is_certificate_error(error) or isinstance(error, aiohttp.InvalidURL)
                 # A plain TimeoutError is the end of the session's total timeout: no time is left for another attempt.
                 over = type(error) is TimeoutError and error.errno is None
-                return Lost(error, sent=not mistake and not isinstance(error, NOT_SENT), mistake=mistake, over=over)
+                return lost(error, NOT_SENT, (aiohttp.InvalidURL,))._replace(over=over)
             return Answer(response.status, response.headers, lambda: content, response)
 
         try:
             # aiohttp cancels the task at the end of the total timeout, and tells that apart from another cancellation
             # at the end of this block.
             with request._timer:
-                receipt, answered = await delivery.call(intent, send, AiohttpNoAnswer)
+                receipt, answered = await core.call(intent, send, AiohttpNoAnswer)
         except NoAnswer:
             raise
         except TimeoutError as error:  # in a pause, or in an attempt that was about to begin

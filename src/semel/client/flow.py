@@ -157,7 +157,8 @@ resuming: ContextVar[float | None] = ContextVar("semel_client_resuming", default
 
 
 _entropy: Final[list[bytes]] = []
-"""Random bytes for the next keys: one call of the system for many of them."""
+"""Random bytes for the next keys. ``os.urandom`` releases the GIL: if each key called it, the journal's thread would
+run in between, and remove most entries in a commit of their own instead of many at once."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_entropy.clear)
 
@@ -423,7 +424,17 @@ def not_replayable(what: str) -> ConfigurationError:
     )
 
 
-def is_certificate_error(error: BaseException | None) -> bool:
+def lost(error: Exception, not_sent: tuple[type[Exception], ...], mistakes: tuple[type[Exception], ...] = ()) -> Lost:
+    """Return the attempt that ended with this error.
+
+    :param not_sent: errors of the HTTP library that mean that nothing has reached the server.
+    :param mistakes: errors that mean that the library refuses the request itself.
+    """
+    mistake = isinstance(error, mistakes) or _is_certificate_error(error)
+    return Lost(error, sent=not (mistake or isinstance(error, not_sent)), mistake=mistake)
+
+
+def _is_certificate_error(error: BaseException | None) -> bool:
     """Whether the server's certificate was refused. Another attempt would end in the same way."""
     while error is not None:
         if type(error).__name__ == "SSLCertVerificationError":

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
 from semel.client.flow import Intent, Written, bare_key, log
@@ -42,6 +42,7 @@ from semel.stores.batching.combiner import Combiner
 from semel.stores.sqlite import connect_file
 
 R = TypeVar("R")
+EntryState: TypeAlias = Literal["in flight", "in doubt", "expired"]
 
 BUSY_TIMEOUT: Final = 10.0
 MAX_BYTES: Final = 256 * 1024 * 1024
@@ -94,7 +95,7 @@ class Entry:
     """When it was first sent, or was about to be, in seconds since 1970."""
     expires: float
     """When it is not sent any more, because the server may forget the key soon."""
-    state: Literal["in flight", "in doubt", "expired"]
+    state: EntryState
     """In flight: a living process waits for the answer."""
     size: int
     """Bytes that are stored for it."""
@@ -385,6 +386,16 @@ class _Batches:
             living[owner] = self._presence.alive(owner)
         return living[owner]
 
+    def rows(self) -> list[Any]:
+        """Return all entries as rows, the oldest first, without those that are settled."""
+        self.run(())
+        with self._lock:
+            try:
+                found = self.connection().execute(f"SELECT {_COLUMNS} FROM semel_journal ORDER BY created, id")
+                return found.fetchall()
+            except sqlite3.Error as error:
+                raise sqlite_error(error, self._journal.path) from error
+
     def close(self) -> None:
         with self._lock:
             if self._raw is not None:
@@ -533,18 +544,10 @@ class Journal:
             self._loops[asyncio.get_running_loop()].submit(SettleEntry(id, False))
 
     def entries(self) -> list[Entry]:
-        """Return all entries, the oldest first."""
-        self.batches.run(())
-        with self.batches._lock:
-            try:
-                rows = (
-                    self.batches.connection()
-                    .execute(f"SELECT {_COLUMNS} FROM semel_journal ORDER BY created, id")
-                    .fetchall()
-                )
-            except sqlite3.Error as error:
-                raise sqlite_error(error, self.path) from error
-        return [self.entry(row, self._state(row)) for row in rows]
+        """Return all entries, the oldest first. Raises StoreUnavailable if the journal is closed."""
+        if self._closed:
+            raise StoreUnavailable(STORE_CLOSED)
+        return [self.entry(row, self._state(row)) for row in self.batches.rows()]
 
     def forget(self, key: str) -> int:
         """Remove the entries of a key, for a call that you have settled in another way. Returns how many there were."""
@@ -572,12 +575,12 @@ class Journal:
 
     # What the batches need
 
-    def _state(self, row: Sequence[Any]) -> Literal["in flight", "in doubt", "expired"]:
+    def _state(self, row: Sequence[Any]) -> EntryState:
         if self.batches.in_flight(row[0], row[6], {}):
             return "in flight"
         return "expired" if row[5] <= time.time() else "in doubt"
 
-    def entry(self, row: Sequence[Any], state: Literal["in flight", "in doubt", "expired"] = "in doubt") -> Entry:
+    def entry(self, row: Sequence[Any], state: EntryState = "in doubt") -> Entry:
         id, value, method, url, created, expires, _, sealed, request = row
         size = len(request)
         headers, body = {}, b""
@@ -600,10 +603,6 @@ class Journal:
         if self._cipher is None:
             return False, request
         return True, self._cipher.encrypt(request, _context(id))
-
-
-def open_journal(journal: Journal | str | os.PathLike[str]) -> Journal:
-    return journal if isinstance(journal, Journal) else Journal(journal)
 
 
 def _context(id: int) -> bytes:

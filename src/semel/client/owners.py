@@ -74,7 +74,7 @@ _entering: Final = ForkSafeLock()
 
 
 def enter(path: str) -> Presence:
-    """Return this process as an owner of the journal's entries. Call ``leave`` of it as often."""
+    """Return this process as an owner of the journal's entries. Each call of this needs one of ``Presence.leave``."""
     name = f"{os.path.realpath(path)}-owners"
     with _entering.lock:
         presence = _presences.get(name)

@@ -21,7 +21,7 @@ from semel.client.flow import (
     Receipt,
     Reply,
     Settings,
-    is_certificate_error,
+    lost,
     new_key,
     not_replayable,
     whole_body,
@@ -87,15 +87,15 @@ class IdempotencyAdapter(BaseAdapter):
         cert: Any = None,
         proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
-        delivery, headers = self._core, request.headers
+        core, headers = self._core, request.headers
         options: dict[str, Any] = {"timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
-        intent = delivery.settings.intent(request.method or "", request.url or "", headers)
+        intent = core.settings.intent(request.method or "", request.url or "", headers)
         if intent is None:
             return self._adapter.send(request, stream=stream, **options)
         intent.body = _content(request)
         if request.body is not None:  # an empty body is not the same as none: it would be sent in chunks
             request.body = intent.body
-        delivery.settings.complete(intent, headers)
+        core.settings.complete(intent, headers)
 
         def send() -> Reply:
             try:
@@ -105,7 +105,7 @@ class IdempotencyAdapter(BaseAdapter):
                 return _lost(error)
             return Answer(response.status_code, response.headers, lambda: response.content, response)
 
-        receipt, answered = delivery.call(intent, send, RequestsNoAnswer)
+        receipt, answered = core.call(intent, send, RequestsNoAnswer)
         answered.idempotency = receipt
         answered.connection = self  # by which requests sends the answer to an authentication challenge
         response: requests.Response = answered
@@ -150,8 +150,7 @@ def _content(request: requests.PreparedRequest) -> bytes:
 
 
 def _lost(error: requests.RequestException) -> Lost:
-    # A ValueError of requests is about a URL or a header that cannot be sent.
-    mistake = isinstance(error, ValueError) or is_certificate_error(error)
+    attempt = lost(error, NOT_SENT, (ValueError,))  # which is about a URL or a header that cannot be sent
     cause: Any = error.args[0] if error.args else None
     refused = isinstance(getattr(cause, "reason", None), NewConnectionError)
-    return Lost(error, sent=not (mistake or refused or isinstance(error, NOT_SENT)), mistake=mistake)
+    return attempt._replace(sent=False) if refused else attempt

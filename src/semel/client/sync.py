@@ -22,7 +22,7 @@ from semel.client.flow import (
     resuming,
     tell,
 )
-from semel.client.journal import Entry, FindEntries, Journal, JournalReport, open_journal
+from semel.client.journal import Entry, FindEntries, Journal, JournalReport
 from semel.errors import ConfigurationError, NoAnswer, SemelError
 from semel.observe import events
 
@@ -32,7 +32,7 @@ class ClientCore:
 
     def __init__(self, settings: Settings, journal: Journal | str | os.PathLike[str] | None) -> None:
         self.settings = settings
-        self.journal = None if journal is None else open_journal(journal)
+        self.journal = journal if journal is None or isinstance(journal, Journal) else Journal(journal)
         self._owns_journal = self.journal is not None and self.journal is not journal
 
     def call(self, intent: Intent, send: Callable[[], Reply], error: type[NoAnswer]) -> tuple[Receipt, Any]:

@@ -19,11 +19,10 @@ from semel.client.flow import (
     HEADER,
     METHODS,
     Answer,
-    Lost,
     Receipt,
     Reply,
     Settings,
-    is_certificate_error,
+    lost,
     new_key,
     whole_body,
 )
@@ -85,28 +84,25 @@ class IdempotencyPoolManager(urllib3.PoolManager):
     def urlopen(  # type: ignore[override]
         self, method: str, url: str, redirect: bool = True, **options: Any
     ) -> urllib3.BaseHTTPResponse:
-        delivery = self._core
+        core = self._core
         headers = urllib3.HTTPHeaderDict(options.get("headers", self.headers))
-        intent = delivery.settings.intent(method, url, headers)
+        intent = core.settings.intent(method, url, headers)
         if intent is None:
             return super().urlopen(method, url, redirect, **options)
         body = intent.body = whole_body(options.get("body"))
-        delivery.settings.complete(intent, headers)
+        core.settings.complete(intent, headers)
         once = {**options, "headers": headers, "body": body or None, "retries": False, "preload_content": True}
         inner = super().urlopen
 
         def send() -> Reply:
             try:
                 response = inner(method, url, False, **once)
-            except exceptions.LocationValueError as error:
-                return Lost(error, sent=False, mistake=True)
             except exceptions.HTTPError as error:
-                mistake = is_certificate_error(error)
-                return Lost(error, sent=not mistake and not isinstance(error, NOT_SENT), mistake=mistake)
+                return lost(error, NOT_SENT, (exceptions.LocationValueError,))
             return Answer(response.status, response.headers, lambda: response.data, response)
 
         response: urllib3.BaseHTTPResponse
-        receipt, response = delivery.call(intent, send, Urllib3NoAnswer)
+        receipt, response = core.call(intent, send, Urllib3NoAnswer)
         location = redirect and response.get_redirect_location()
         if location:
             return self._follow(method, url, location, response, {**options, "headers": headers, "body": body or None})

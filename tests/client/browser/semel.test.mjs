@@ -57,6 +57,9 @@ for (const [status, headers, body, unclear, retry, outcome] of [
   [401, {}, "", false, false, "rejected"],
   [401, {}, "", true, false, "unknown"],
   [403, {}, "null", true, false, "unknown"],
+  [404, {}, "", false, false, "rejected"],
+  [404, {}, "", true, false, "unknown"], // such as a proxy without a service behind it
+  [405, {}, "", true, false, "unknown"],
   [408, {}, "", false, true, "unknown"],
   [425, {}, "", false, true, "unknown"],
   [429, {}, "", false, true, "unknown"],

@@ -19,7 +19,7 @@ const WITHOUT_KEY = new Set(["GET", "HEAD", "OPTIONS"]);
 const WITHOUT_BODY = new Set([204, 205, 304]);
 const RETRIED = new Set([408, 425, 429]);
 /** Refusals that servers make before they look at the key, or do not store: they do not say what an earlier attempt did. */
-const NOT_STORED = new Set([401, 403, 407, 408, 409, 412, 421, 423, 425, 428, 429, 431, 451]);
+const NOT_STORED = new Set([401, 403, 404, 405, 407, 408, 409, 412, 421, 423, 425, 428, 429, 431, 451]);
 const MOST_ENTRIES = 100;
 
 const DEFAULTS = {

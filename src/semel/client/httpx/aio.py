@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from semel.client.aio import AsyncClientCore
-from semel.client.flow import HEADER, METHODS, Receipt, Reply, Settings, new_key, not_replayable
-from semel.client.httpx.translate import HTTPXNoAnswer, answer, lost
+from semel.client.flow import HEADER, METHODS, Receipt, Reply, Settings, lost, new_key, not_replayable
+from semel.client.httpx.translate import MISTAKES, NOT_SENT, HTTPXNoAnswer, answer
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry
 from semel.errors import MissingDependency
@@ -62,14 +62,14 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         self._core = AsyncClientCore(settings, journal)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        delivery, headers = self._core, request.headers
-        intent = delivery.settings.intent(request.method, str(request.url), headers)
+        core, headers = self._core, request.headers
+        intent = core.settings.intent(request.method, str(request.url), headers)
         if intent is None:
             return await self._transport.handle_async_request(request)
         if not isinstance(request.stream, httpx.ByteStream) and "Content-Length" not in headers:
             raise not_replayable("a stream of unknown length")
         intent.body = await request.aread()
-        delivery.settings.complete(intent, headers)
+        core.settings.complete(intent, headers)
 
         async def send() -> Reply:
             try:
@@ -83,11 +83,11 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
                 finally:
                     await stream.aclose()
             except httpx.TransportError as error:
-                return lost(error)
+                return lost(error, NOT_SENT, MISTAKES)
             return answer(response, content)
 
         response: httpx.Response
-        receipt, response = await delivery.call(intent, send, HTTPXNoAnswer)
+        receipt, response = await core.call(intent, send, HTTPXNoAnswer)
         response.extensions["idempotency"] = receipt
         return response
 

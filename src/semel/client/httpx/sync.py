@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
-from semel.client.flow import HEADER, METHODS, Receipt, Reply, Settings, new_key, not_replayable
-from semel.client.httpx.translate import HTTPXNoAnswer, answer, lost
+from semel.client.flow import HEADER, METHODS, Receipt, Reply, Settings, lost, new_key, not_replayable
+from semel.client.httpx.translate import MISTAKES, NOT_SENT, HTTPXNoAnswer, answer
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry
 from semel.client.sync import ClientCore
@@ -60,14 +60,14 @@ class IdempotencyTransport(httpx.BaseTransport):
         self._core = ClientCore(settings, journal)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        delivery, headers = self._core, request.headers
-        intent = delivery.settings.intent(request.method, str(request.url), headers)
+        core, headers = self._core, request.headers
+        intent = core.settings.intent(request.method, str(request.url), headers)
         if intent is None:
             return self._transport.handle_request(request)
         if not isinstance(request.stream, httpx.ByteStream) and "Content-Length" not in headers:
             raise not_replayable("a stream of unknown length")
         intent.body = request.read()
-        delivery.settings.complete(intent, headers)
+        core.settings.complete(intent, headers)
 
         def send() -> Reply:
             try:
@@ -79,11 +79,11 @@ class IdempotencyTransport(httpx.BaseTransport):
                 finally:
                     stream.close()
             except httpx.TransportError as error:
-                return lost(error)
+                return lost(error, NOT_SENT, MISTAKES)
             return answer(response, content)
 
         response: httpx.Response
-        receipt, response = delivery.call(intent, send, HTTPXNoAnswer)
+        receipt, response = core.call(intent, send, HTTPXNoAnswer)
         response.extensions["idempotency"] = receipt
         return response
 

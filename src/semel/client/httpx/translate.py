@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.client.flow import Answer, Lost, Reply, is_certificate_error
+from semel.client.flow import Answer, Lost, Reply
 from semel.errors import MissingDependency, NoAnswer
 
 try:
@@ -18,11 +18,6 @@ MISTAKES: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
 
 class HTTPXNoAnswer(NoAnswer, httpx.TransportError):
     """A NoAnswer that ``except httpx.TransportError`` catches too."""
-
-
-def lost(error: httpx.TransportError) -> Lost:
-    mistake = isinstance(error, MISTAKES) or is_certificate_error(error)
-    return Lost(error, sent=not mistake and not isinstance(error, NOT_SENT), mistake=mistake)
 
 
 def answer(response: httpx.Response, content: bytes) -> Reply:
