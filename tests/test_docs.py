@@ -110,6 +110,15 @@ ALONE = [page for page in WITH_CODE if page not in (*ON_POSTGRES, *ON_MYSQL, *ON
 
 
 @pytest.fixture(autouse=True)
+def environment_is_the_tests() -> Iterator[None]:
+    """What a page adds to the environment, such as Django's settings, is not left to the tests after it."""
+    before = set(os.environ)
+    yield
+    for name in set(os.environ) - before:
+        del os.environ[name]
+
+
+@pytest.fixture(autouse=True)
 def temporary_files_are_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a page leaves in a temporary folder goes with the test."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))

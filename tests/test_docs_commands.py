@@ -335,12 +335,12 @@ def test_every_framework_store_and_broker_has_a_page() -> None:
     how_to = everything()
     code = "\n".join(code_of(page) for page in (DOCS / "how-to").glob("*.md"))
     http = ROOT / "src" / "semel" / "http"
-    inner = {"contract", "describe", "handlers", "__init__", "__pycache__"}
+    inner = {"contract", "describe", "drive", "handlers", "__init__", "__pycache__"}
     frameworks = {path.stem for path in http.iterdir()} - inner
     assert {"fastapi", "flask", "django", "litestar", "quart", "asgi", "wsgi"} <= frameworks
     assert [name for name in frameworks if f"from semel.http.{name} import" not in code] == [], "an example that runs"
     for kind in KINDS:
-        classes = [name.partition(":")[2] for name in (kind.sync, kind.aio)]
+        classes = [kind.class_name, f"Async{kind.class_name}"]
         assert [name for name in classes if not re.search(rf"\b{name}\(", code)] == [], kind.name
         assert f"{kind.schemes[0]}:" in how_to, kind.name
     brokers = (DOCS / "how-to" / "brokers.md").read_text("utf-8")

@@ -21,6 +21,7 @@ from semel import Semel, SQLiteStore
 from semel.cli import main
 from semel.cli.app import make_parser
 from semel.core.messaging.messages import BuryMessage, Message
+from tests.cli.conftest import Terminal, leave_in_doubt
 
 CHANGES = {
     "release": "release {} pay doubtful",
@@ -36,24 +37,11 @@ DELETE_FOR_GOOD = {"purge", "dlq purge"}
 PRIVATE = "k-secret"
 
 
-class Gone(BaseException):
-    """What no policy remembers."""
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    def go_silent() -> None:
-        raise Gone
-
     with Semel(SQLiteStore(tmp_path / "app.db")) as guard:
         guard.run("pay", key=PRIVATE, call=lambda: "done")
-        with pytest.raises(Gone):
-            guard.run("pay", key="doubtful", call=go_silent, guarantee="at_most_once")
+        leave_in_doubt(guard)
         for id in ("m-1", "m-2"):
             guard.store.execute(BuryMessage("ledger", Message(id, "paid", b"{}"), "it failed", 3))
     return f"sqlite:///{tmp_path / 'app.db'}"

@@ -64,6 +64,16 @@ class Demo:
                 continue  # gone meanwhile
         return [pid for pid in found if pid != self.process.pid]
 
+    def read_until(self, text: str) -> str:
+        """Wait for a line with this text. Returns all lines up to it."""
+        assert self.process.stdout is not None
+        seen = ""
+        while text not in seen:
+            line = self.process.stdout.readline()
+            assert line, seen + self.end()[2]
+            seen += line
+        return seen
+
     def end(self) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=90)
         return self.process.returncode, out, err
@@ -225,12 +235,7 @@ def test_ctrl_c_ends_the_storm_with_its_verdict_and_no_process_is_left(
 
 def test_storm_follows_storm_until_it_is_told_to_stop(demo: Callable[..., Demo]) -> None:
     running = demo("--direct", "--seconds", "0.5", "--workers", "2")
-    assert running.process.stdout is not None
-    seen = ""
-    while "storm 2" not in seen:
-        line = running.process.stdout.readline()
-        assert line, seen
-        seen += line
+    running.read_until("storm 2")
     running.process.send_signal(signal.SIGINT)
     code, out, _ = running.end()
     assert code == 0
@@ -305,12 +310,7 @@ def test_the_verdict_over_http_can_fail(demo: Callable[..., Demo]) -> None:
 
 def test_the_service_says_where_it_is_and_a_signal_ends_all_of_it(demo: Callable[..., Demo], tmp_path: Path) -> None:
     running = demo("--port", "0", "--workers", "1", "--no-storm")
-    assert running.process.stdout is not None
-    said = ""
-    while "openapi.json" not in said:
-        line = running.process.stdout.readline()
-        assert line, said + running.end()[2]
-        said += line
+    said = running.read_until("openapi.json")
     calls = [line.strip() for line in said.splitlines() if line.strip().startswith("curl")]
     answers = [subprocess.run(shlex.split(call), capture_output=True, text=True).stdout for call in calls]
     assert [answer[:12] for answer in answers[:2]] == ["HTTP/1.1 201", "HTTP/1.1 201"]
@@ -329,12 +329,7 @@ def test_beside_the_service_there_is_a_storm_until_it_is_told_to_stop(
     demo: Callable[..., Demo], tmp_path: Path
 ) -> None:
     running = demo("--port", "0", "--workers", "1", "--seconds", "0.5")
-    assert running.process.stdout is not None
-    seen = ""
-    while "storm 1 over HTTP" not in seen:
-        line = running.process.stdout.readline()
-        assert line, seen + running.end()[2]
-        seen += line
+    seen = running.read_until("storm 1 over HTTP")
     assert seen.splitlines()[-1].endswith("CLEAN")
     stats = next(line for line in seen.splitlines() if line.strip().endswith("/stats"))
     call = next(line for line in seen.splitlines() if line.strip().startswith("curl -i"))

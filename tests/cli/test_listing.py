@@ -19,14 +19,7 @@ from semel import Semel, SQLiteStore, migrate_store
 from semel.cli import listing, main
 from semel.cli.app import COMMANDS, make_parser, parse
 from semel.cli.commands import span
-
-
-class Gone(BaseException):
-    """What no policy remembers."""
-
-
-def go_silent() -> None:
-    raise Gone
+from tests.cli.conftest import Terminal, leave_in_doubt
 
 
 @pytest.fixture
@@ -35,14 +28,8 @@ def url(tmp_path: Path) -> str:
     with Semel(SQLiteStore(path)) as guard:
         for i in range(12):
             guard.run("pay" if i % 3 else "ship", key=f"k{i}", tenant="acme" if i % 2 else "zeta", call=lambda: "done")
-        with pytest.raises(Gone):
-            guard.run("pay", key="doubtful", call=go_silent, guarantee="at_most_once")
+        leave_in_doubt(guard)
     return f"sqlite:///{path}"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
@@ -204,14 +191,14 @@ def test_a_record_that_was_claimed_again_meanwhile_stays(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list shows it, somebody releases it and runs it again, and then the purge comes to it."""
-    real = listing._freed
+    real = listing._free
 
     def slow(guard: Semel, records: Any, stopping: Any) -> Any:
         guard.release("ship", "k0", tenant="zeta", stored="any")
         guard.run("ship", key="k0", tenant="zeta", call=lambda: "new")
         return real(guard, records, stopping)
 
-    monkeypatch.setattr(listing, "_freed", slow)
+    monkeypatch.setattr(listing, "_free", slow)
     assert "3 finished" in printed(capsys, "purge", url, "--operation", "ship", "--yes")
     with Semel(url) as guard:
         assert guard.run("ship", key="k0", tenant="zeta", call=lambda: "other") == "new"
@@ -261,8 +248,7 @@ def test_every_store_lists_with_filters_and_pages(
     with Semel(url) as guard:
         for i in range(6):
             guard.run("pay" if i % 2 else "ship", key=f"k{i}", tenant="acme" if i < 3 else "zeta", call=lambda: "done")
-        with pytest.raises(Gone):
-            guard.run("pay", key="doubtful", call=go_silent, guarantee="at_most_once")
+        leave_in_doubt(guard)
     monkeypatch.setattr(listing, "_PAGE", 2)
 
     def keys(*filters: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 
 from semel import Semel, SQLiteStore
 from semel.cli.commands import Progress
+from tests.cli.conftest import Terminal
 
 
 @pytest.fixture
@@ -68,10 +68,6 @@ def test_without_a_url_the_error_names_the_variable(url: str) -> None:
 
 
 def test_progress_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setattr("time.monotonic", iter(range(100)).__next__)

@@ -468,10 +468,12 @@ def test_what_cannot_be_meant_is_refused(words: list[str], complaint: str, capsy
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize(("length", "count"), [(0, 2000), (1000, 2000), (1_000_000, 200), (size_command.LARGEST, 2)])
+@pytest.mark.parametrize(
+    ("length", "count"), [(0, 2000), (1000, 2000), (1_000_000, 200), (size_command.LARGEST_ANSWER, 2)]
+)
 def test_nobody_who_asks_for_no_records_gets_more_than_is_much(length: int, count: int) -> None:
     assert size_command._records(None, length) == count
-    assert count * length <= size_command.MUCH
+    assert count * length <= size_command.DEFAULT_BYTES
 
 
 @pytest.mark.slow
@@ -481,8 +483,8 @@ def test_the_largest_answer_is_the_largest_that_is_kept_and_few_of_them_are_writ
     written: list[int] = []
     monkeypatch.setattr(Sample, "write", lambda self, store: written.append(len(self.answer) * self.count))
     assert main(["size", "--qps", "1", "--body", "64MiB"]) == 0
-    assert size_command.LARGEST == SIZE_LIMIT
-    assert 2 * SIZE_LIMIT <= sum(written) <= size_command.MUCH
+    assert size_command.LARGEST_ANSWER == SIZE_LIMIT
+    assert 2 * SIZE_LIMIT <= sum(written) <= size_command.DEFAULT_BYTES
 
 
 def test_the_help_names_every_kind_of_store(capsys: pytest.CaptureFixture[str]) -> None:

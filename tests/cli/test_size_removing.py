@@ -125,7 +125,7 @@ def test_who_has_no_standard_error_gets_no_words_into_a_connection(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "LOCKED", 1)
+    monkeypatch.setattr(measure, "LOCK_SECONDS", 1)
 
 
 @pytest.mark.usefixtures("impatient")

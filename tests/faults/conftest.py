@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from semel.core.states import State
 from semel.stores.urls import migrate_store
-from semel.testing.faults import Workers
+from semel.testing.faults import HammerPolicy, Line, Workers, effects, until, verdicts
 
 FAULTS = 4
 PAUSES = 2
@@ -36,6 +39,45 @@ def _fresh(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     url = f"sqlite:///{tmp_path / 'semel.db'}" if sqlite else request.getfixturevalue(f"{request.param}_url")
     migrate_store(url)
     return url
+
+
+def begun(lines: list[Line]) -> set[str]:
+    return {line.key for line in lines if line.what == "begin"}
+
+
+def state_of(workers: Workers, key: str) -> State:
+    record = workers.lookup(key)
+    return State.ABSENT if record is None else record.state
+
+
+def goes_on(workers: Workers) -> None:
+    """Wait until ten more operations have had their effect."""
+    done = len(effects(workers.log.read()))
+    until(lambda: len(effects(workers.log.read())) >= done + 10, 90, "the work does not go on")
+
+
+def figures(what: str, workers: Workers) -> None:
+    """For the reader of the run (``-s``): what was begun, done and lost."""
+    lines = workers.log.read()
+    done = effects(lines)
+    lost = [key for key in begun(lines) if workers.lookup(key) is None]
+    print(
+        f"{what}: {len(begun(lines))} keys, {len(lost)} lost, {sum(map(len, done.values()))} executions,"
+        f" {len([key for key, found in done.items() if len(found) > 1])} keys executed more than once,"
+        f" {len([line for line in lines if line.what == 'store'])} callers told of the store"
+    )
+
+
+def assert_sound(workers: Workers, lines: list[Line]) -> None:
+    """Check what holds under any policy: no attempts overlap, no answers differ, no stale owner has written."""
+    assert verdicts(lines) == []
+    assert workers.overwritten(lines) == []
+
+
+def assert_exactly_once(workers: Workers, lines: list[Line]) -> None:
+    """Check that every operation that began had one effect."""
+    assert {key: len(found) for key, found in effects(lines).items()} == dict.fromkeys(begun(lines), 1)
+    assert_sound(workers, lines)
 
 
 def rage(workers: Workers, *, kills: bool = False, pauses: bool = False, lease: float = 1.0) -> None:
@@ -68,3 +110,48 @@ def rage(workers: Workers, *, kills: bool = False, pauses: bool = False, lease: 
             wanted["kill"] -= 1
             workers.kill(workers.dice.choice(standing))
             workers.spawn()
+
+
+def restart_under_load(server: Any, modes: Sequence[str], folder: Path, policy: HammerPolicy, lease: float) -> None:
+    """Restart a database server while workers use it: no key is lost, and nothing is done twice."""
+    url = server.create_database()
+    migrate_store(url)
+    with Workers(url, folder, policy=policy, lease=lease) as workers:
+        workers.spawn(3)
+        for mode in modes:
+            goes_on(workers)
+            server.restart(mode)
+        goes_on(workers)
+        workers.stop()
+        lines = workers.finish()
+        figures(f"restarted {len(modes)} times, {policy}", workers)
+
+        done = effects(lines)
+        # What a caller was told is what the ledger of effects has.
+        assert {line.key for line in lines if line.what == "answer"} <= set(done)
+        states = {state_of(workers, key) for key in begun(lines)}
+        if policy == "recover":
+            assert_exactly_once(workers, lines)
+            assert states == {State.DONE}
+        else:
+            assert_sound(workers, lines)
+            assert max(map(len, done.values())) == 1
+            assert states <= {State.DONE, State.UNKNOWN}
+
+
+def restart_and_kill(server: Any, modes: Sequence[str], folder: Path) -> None:
+    """Restart a database server and kill workers on both sides of the restart."""
+    url = server.create_database()
+    migrate_store(url)
+    with Workers(url, folder, policy="recover", lease=1.0) as workers:
+        workers.spawn(3)
+        for mode in modes:
+            goes_on(workers)
+            workers.kill(workers.dice.choice(workers.running))
+            server.restart(mode)
+            workers.kill(workers.dice.choice(workers.running))
+            workers.spawn(2)
+        workers.stop()
+        lines = workers.finish()
+        figures(f"restarted {len(modes)} times, {2 * len(modes)} workers killed, recover", workers)
+        assert_exactly_once(workers, lines)

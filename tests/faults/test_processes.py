@@ -8,18 +8,14 @@ import pytest
 
 from semel.core.states import State
 from semel.errors import InProgress
-from semel.testing.faults import OPERATION, Line, Workers, effects, unexcused, until, verdicts
-from tests.faults.conftest import rage
+from semel.testing.faults import OPERATION, Workers, effects, unexcused, until, verdicts
+from tests.faults.conftest import assert_exactly_once, assert_sound, begun, rage, state_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 # A test is about a policy. Each runs on one store: a file that processes share, a server, or PostgreSQL.
 on_sqlite = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 on_redis = pytest.mark.parametrize("store", [pytest.param("redis", marks=pytest.mark.redis)], indirect=True)
-
-
-def begun(lines: list[Line]) -> set[str]:
-    return {line.key for line in lines if line.what == "begin"}
 
 
 @on_redis
@@ -32,8 +28,7 @@ def test_after_kills_and_pauses_at_most_once_has_at_most_one_effect(store: str, 
         done = effects(lines)
 
         assert [key for key, lines in done.items() if len(lines) > 1] == []
-        assert verdicts(lines) == []
-        assert workers.overwritten(lines) == []
+        assert_sound(workers, lines)
         # Every attempt that ended without a word is reported as unknown, and nothing else is.
         unknown = {line.key for line in lines if line.what == "unknown"}
         assert unknown
@@ -56,10 +51,8 @@ def test_after_kills_a_recover_hook_makes_exactly_one_effect(server_store: str, 
         lines = workers.finish()
 
         assert any(line.what == "recover" for line in lines)
-        assert {key: len(done) for key, done in effects(lines).items()} == dict.fromkeys(begun(lines), 1)
-        assert verdicts(lines) == []
-        assert workers.overwritten(lines) == []
-        assert [key for key in begun(lines) if _state(workers, key) is not State.DONE] == []
+        assert_exactly_once(workers, lines)
+        assert [key for key in begun(lines) if state_of(workers, key) is not State.DONE] == []
 
 
 @on_sqlite
@@ -71,9 +64,7 @@ def test_after_kills_and_pauses_a_fenced_effect_happens_exactly_once(store: str,
         workers.stop()
         lines = workers.finish()
 
-        assert {key: len(done) for key, done in effects(lines).items()} == dict.fromkeys(begun(lines), 1)
-        assert verdicts(lines) == []
-        assert workers.overwritten(lines) == []
+        assert_exactly_once(workers, lines)
 
 
 def test_after_kills_and_pauses_plain_retry_repeats_only_what_was_hurt(server_store: str, tmp_path: Path) -> None:
@@ -86,11 +77,10 @@ def test_after_kills_and_pauses_plain_retry_repeats_only_what_was_hurt(server_st
 
         assert any(line.attempt > 1 for line in lines if line.what == "begin")
         assert unexcused(lines, workers.hurt) == []
-        assert verdicts(lines) == []
-        assert workers.overwritten(lines) == []
+        assert_sound(workers, lines)
         # Every abandoned operation was resumed.
         assert begun(lines) == set(done)
-        assert [key for key in begun(lines) if _state(workers, key) is not State.DONE] == []
+        assert [key for key in begun(lines) if state_of(workers, key) is not State.DONE] == []
 
 
 @on_sqlite
@@ -112,7 +102,7 @@ def test_a_paused_owner_that_wakes_finds_its_completion_refused(store: str, tmp_
         (sleeper,) = workers.spawn(only="k", work=6.0)
         until(lambda: "begin" in _whats(workers, sleeper.pid), 60, "the first owner did not begin")
         workers.pause(sleeper)
-        until(lambda: _state(workers, "k") is State.ABANDONED, 60, "the lease did not end")
+        until(lambda: state_of(workers, "k") is State.ABANDONED, 60, "the lease did not end")
         (second,) = workers.spawn(only="k", work=0.0)
         assert second.wait(60) == 0
         taken = workers.lookup("k")
@@ -140,15 +130,15 @@ def test_a_paused_at_most_once_owner_is_unknown_until_it_reports(store: str, tmp
         (sleeper,) = workers.spawn(only="k", work=6.0)
         until(lambda: "begin" in _whats(workers, sleeper.pid), 60, "the owner did not begin")
         workers.pause(sleeper)
-        until(lambda: _state(workers, "k") is State.ABANDONED, 60, "the lease did not end")
+        until(lambda: state_of(workers, "k") is State.ABANDONED, 60, "the lease did not end")
         (second,) = workers.spawn(only="k")
         assert second.wait(60) == 0
         assert _whats(workers, second.pid) == ["unknown"]
-        assert _state(workers, "k") is State.UNKNOWN
+        assert state_of(workers, "k") is State.UNKNOWN
 
         workers.resume(sleeper)
         assert sleeper.wait(60) == 0
-        assert _state(workers, "k") is State.DONE
+        assert state_of(workers, "k") is State.DONE
         assert len(effects(workers.log.read())["k"]) == 1
         assert _whats(workers, sleeper.pid)[-1] == "answer"
 
@@ -164,7 +154,7 @@ def test_a_killed_owner_blocks_its_key_for_one_lease_and_no_longer(store: str, t
         workers.running.clear()
         lines = workers.finish()
         assert [line.attempt for line in lines if line.key == "k" and line.what == "begin"] == [1, 2]
-        assert _state(workers, "k") is State.DONE
+        assert state_of(workers, "k") is State.DONE
 
 
 @on_redis
@@ -177,11 +167,6 @@ def test_a_lease_is_renewed_while_its_handler_outlasts_it(store: str, tmp_path: 
             workers.guard.run(OPERATION, key="k", call=lambda: None)
         assert owner.wait(60) == 0
         assert len(effects(workers.log.read())["k"]) == 1
-
-
-def _state(workers: Workers, key: str) -> State:
-    record = workers.lookup(key)
-    return State.ABSENT if record is None else record.state
 
 
 def _whats(workers: Workers, pid: int) -> list[str]:

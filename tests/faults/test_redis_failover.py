@@ -18,17 +18,12 @@ import pytest
 
 from semel import AsyncRedisStore, AsyncSemel, RedisStore, Semel, StoreError, StoreUncertain
 from semel.core.states import State
-from semel.testing.faults import Line, Workers, effects, until, verdicts
+from semel.testing.faults import Line, Workers, effects, until
+from tests.faults.conftest import assert_exactly_once, goes_on
 from tests.servers import RedisClusterServers, RedisSentinelServers, RedisServer
 from tests.servers.base import LOOPBACK
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
-
-
-def goes_on(workers: Workers) -> None:
-    """Wait until ten more operations have had their effect."""
-    done = len(effects(workers.log.read()))
-    until(lambda: len(effects(workers.log.read())) >= done + 10, 60, "the work does not go on")
 
 
 def replicated(masters: Callable[[], list[RedisServer]], count: int, each: int) -> bool:
@@ -89,12 +84,9 @@ def test_a_cluster_whose_replicas_confirm_loses_no_key_when_a_master_is_killed(
         goes_on(workers)
         workers.stop()
         lines = workers.finish()
-        begun = {line.key for line in lines if line.what == "begin"}
         report(workers, lines)
         assert lost(workers, lines) == set()
-        assert {key: len(found) for key, found in effects(lines).items()} == dict.fromkeys(begun, 1)
-        assert verdicts(lines) == []
-        assert workers.overwritten(lines) == []
+        assert_exactly_once(workers, lines)
 
 
 def test_sentinels_whose_replicas_confirm_lose_no_key_when_the_master_is_killed(
@@ -107,12 +99,9 @@ def test_sentinels_whose_replicas_confirm_lose_no_key_when_the_master_is_killed(
         goes_on(workers)
         workers.stop()
         lines = workers.finish()
-        begun = {line.key for line in lines if line.what == "begin"}
         report(workers, lines)
         assert lost(workers, lines) == set()
-        assert {key: len(found) for key, found in effects(lines).items()} == dict.fromkeys(begun, 1)
-        assert verdicts(lines) == []
-        assert workers.overwritten(lines) == []
+        assert_exactly_once(workers, lines)
 
 
 def test_without_confirmation_only_what_a_failover_forgot_is_repeated(

@@ -28,17 +28,12 @@ from semel.core.ops import Claim, Op
 from semel.core.states import State
 from semel.stores.sqlite import migrate
 from semel.stores.urls import migrate_store, open_store
-from semel.testing.faults import Line, Worker, Workers, effects, until, verdicts
+from semel.testing.faults import Line, Worker, Workers, until
+from tests.faults.conftest import assert_exactly_once, begun, goes_on, state_of
 from tests.servers import PostgresServer, RedisServer
 from tests.servers.freezing import freeze
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
-
-
-def goes_on(workers: Workers, more: int = 10) -> None:
-    """Wait until some more operations have had their effect."""
-    done = len(effects(workers.log.read()))
-    until(lambda: len(effects(workers.log.read())) >= done + more, 90, "the work does not go on")
 
 
 def answers_go_on(workers: Workers, more: int = 50) -> None:
@@ -81,15 +76,9 @@ def killed(redis: RedisServer, meanwhile: Callable[[], None]) -> None:
 
 
 def judged(workers: Workers, lines: list[Line]) -> None:
-    begun = {line.key for line in lines if line.what == "begin"}
-    assert {key: len(found) for key, found in effects(lines).items()} == dict.fromkeys(begun, 1)
-    assert verdicts(lines) == []  # all answers of a key are the same text, and no two leases overlapped
-    assert workers.overwritten(lines) == []
+    assert_exactly_once(workers, lines)
     assert [line.note for line in lines if line.what == "store"] == [], "the loss of the cache was told to a caller"
-    for key in begun:
-        record = workers.lookup(key)
-        assert record is not None
-        assert record.state is State.DONE
+    assert {state_of(workers, key) for key in begun(lines)} == {State.DONE}
 
 
 def test_redis_is_flushed_stopped_killed_and_started_again_under_load(
@@ -130,10 +119,7 @@ def test_owners_are_killed_and_paused_while_redis_comes_and_goes(private_redis: 
             killed(private_redis, lambda: goes_on(workers))
         workers.stop()
         lines = workers.finish()
-        begun = {line.key for line in lines if line.what == "begin"}
-        assert {key: len(found) for key, found in effects(lines).items()} == dict.fromkeys(begun, 1)
-        assert verdicts(lines) == []
-        assert workers.overwritten(lines) == []
+        assert_exactly_once(workers, lines)
 
 
 def test_the_mark_of_an_owner_that_was_killed_ends_before_its_lease(private_redis: RedisServer, tmp_path: Path) -> None:
@@ -146,15 +132,10 @@ def test_the_mark_of_an_owner_that_was_killed_ends_before_its_lease(private_redi
         (owner,) = workers.spawn(1, only="k", work=120.0)
         until(lambda: "semel-tier:" in private_redis.cli("KEYS", "semel-tier:*"), 60, "the attempt is not marked")
         workers.kill(owner)
-        until(lambda: _state(workers, "k") is State.ABANDONED, 20, "the lease does not end")
+        until(lambda: state_of(workers, "k") is State.ABANDONED, 20, "the lease does not end")
         lines = workers.finish()  # asks once, and would say if it is turned away
         assert [line.what for line in lines if line.key == "k"][-1] == "answer"
         assert store.tally.turned_away == 0
-
-
-def _state(workers: Workers, key: str) -> State | None:
-    record = workers.lookup(key)
-    return None if record is None else record.state
 
 
 # The cache does answer, and the bytes are the same

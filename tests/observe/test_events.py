@@ -239,8 +239,12 @@ def unprotected(engine: Engine) -> Found:
     return {}
 
 
+class Edge(Middleware[None, Guard, Any]):
+    GUARD = Guard
+
+
 def unkeyed(engine: Engine) -> Found:
-    middleware = Middleware(None, engine.guard, Guard, tenant=lambda request: "acme", routes=None, docs=None)
+    middleware = Edge(None, guard=engine.guard, tenant=lambda request: "acme")
     life: Lifecycle[Any] = Lifecycle(middleware, {}, lambda environ, middleware: Exchange("POST", "/pay", b"", []))
     with pytest.raises(StopIteration, match="True"):
         next(life.claim(idempotent(required=False)))

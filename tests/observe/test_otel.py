@@ -26,8 +26,8 @@ from semel.core.encoding.snapshot import Envelope, Kind
 from semel.http import fastapi as glue
 from semel.messaging import Outbox
 from semel.observe import events
+from semel.observe.metrics import BUCKETS
 from semel.observe.otel import OpenTelemetryMetrics, OpenTelemetrySpans, OpenTelemetryStoreMetrics
-from semel.observe.prometheus import BUCKETS
 from semel.observe.store_state import GAUGES
 
 

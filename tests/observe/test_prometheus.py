@@ -19,7 +19,8 @@ from semel import MemoryStore, Semel, SQLiteStore
 from semel.errors import ConfigurationError
 from semel.observe import events
 from semel.observe.events import EVENTS, Event
-from semel.observe.prometheus import BUCKETS, PrometheusMetrics
+from semel.observe.metrics import BUCKETS
+from semel.observe.prometheus import PrometheusMetrics
 from tests.observe.test_logs import example
 
 

@@ -20,7 +20,7 @@ from semel.core.ops import Claim, Release, Takeover
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.messaging import Outbox
 from semel.observe.prometheus import StoreMetrics
-from semel.observe.store_state import MAX_DESTINATIONS, StoreState, StoreWatch, bounded, gauges
+from semel.observe.store_state import MAX_DESTINATIONS, StoreState, StoreWatch, gauges, limit_destinations
 from semel.testing.faults import until
 
 
@@ -166,7 +166,7 @@ def test_a_url_opens_a_store_of_its_own_and_an_async_store_is_refused(tmp_path: 
 def test_destinations_are_bounded() -> None:
     """A destination may be the URL of each customer's own webhook."""
     depths = tuple(DestinationDepth(f"https://{number}.example", number, 1, float(number)) for number in range(1, 61))
-    found = bounded(OutboxState(depths, (), 1, 64)).destinations
+    found = limit_destinations(OutboxState(depths, (), 1, 64)).destinations
     assert len(found) == MAX_DESTINATIONS + 1
     assert found[0].messages == 60
     assert found[-1] == DestinationDepth("(other)", sum(range(1, 11)), 10, 10.0)

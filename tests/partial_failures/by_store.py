@@ -50,7 +50,7 @@ EVERYWHERE: Final = {
         "partial_failures/test_partial_failures.py::test_the_table_is_true_on_postgres",
     ),
     "the store is down when the result is to be stored": Claim(
-        "the caller gets its result, marked as not stored; Semel goes on trying for ten minutes and holds the lease",
+        "the caller gets its result, marked as not stored; Semel keeps trying for ten minutes and holds the lease",
         "if the process ends meanwhile, or the store stays away: the attempt counts as abandoned",
         '`on_unstored="withhold"`, if no caller may act on a result that is not stored',
         "partial_failures/test_partial_failures.py::test_the_table_is_true_on_postgres",
@@ -68,7 +68,7 @@ EVERYWHERE: Final = {
         "faults/test_processes.py::test_a_paused_owner_that_wakes_finds_its_completion_refused",
     ),
     "the record has expired, and a retry comes after the window": Claim(
-        "with `reject_expired_for`: it is refused for so long",
+        "with `reject_expired_for`: it is refused for that time",
         "otherwise the key is new, and the operation runs again",
         "a `ttl` longer than the longest retry: [size the window](../how-to/size-the-window.md)",
         "engine/test_expired_keys.py::test_without_it_an_expired_key_is_a_new_one",
@@ -220,8 +220,8 @@ BY_STORE: Final = {
             "room on the disk; [the size of a window](../how-to/size-the-window.md)",
             "stores/test_sqlite_file.py::test_a_full_disk_is_unavailable_and_nothing_is_half_stored",
         ),
-        POSTGRES: Claim("as SQLite", "as SQLite", "room on the disk; sweeps that keep up", None),
-        MYSQL: Claim("as SQLite", "as SQLite", "room on the disk; sweeps that keep up", None),
+        POSTGRES: Claim("same as SQLite", "same as SQLite", "room on the disk; sweeps that keep up", None),
+        MYSQL: Claim("same as SQLite", "same as SQLite", "room on the disk; sweeps that keep up", None),
         REDIS: Claim(
             "with `noeviction`: new keys are refused, running operations finish, replays work",
             "with any other `maxmemory-policy`: records are dropped, and their operations run again",

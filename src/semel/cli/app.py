@@ -37,7 +37,26 @@ from semel.errors import SemelError
 from semel.stores.settings import require
 from semel.stores.urls import SCHEMES
 
-_COMMANDS: Final = (
+SHELLS: Final = ("bash", "zsh", "fish")
+
+
+def configure_completions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="the shell to complete commands in")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def completions(args: argparse.Namespace) -> int:
+    """Print the script of shtab for a shell."""
+    shtab = require("shtab", "cli")
+    script = shtab.complete(make_parser(), args.shell)
+    print(as_json({"shell": args.shell, "script": script}) if args.json else script)
+    return OK
+
+
+COMPLETIONS: Final = Command(
+    "completions", "Print a script that completes commands and options in a shell.", configure_completions, completions
+)
+COMMANDS: Final = (
     DEMO,
     CONSOLE,
     MIGRATE,
@@ -60,29 +79,9 @@ _COMMANDS: Final = (
     SIZE,
     STORES,
     DIAGRAM,
+    COMPLETIONS,
 )
-
-
-SHELLS: Final = ("bash", "zsh", "fish")
-
-
-def configure_completions(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="the shell to complete commands in")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-
-
-def completions(args: argparse.Namespace) -> int:
-    """Print the script of shtab for a shell."""
-    shtab = require("shtab", "cli")
-    script = shtab.complete(make_parser(), args.shell)
-    print(as_json({"shell": args.shell, "script": script}) if args.json else script)
-    return OK
-
-
-COMPLETIONS: Final = Command(
-    "completions", "Print a script that completes commands and options in a shell.", configure_completions, completions
-)
-COMMANDS: Final = (*_COMMANDS, COMPLETIONS)
+"""All commands, in the order of the help."""
 
 
 class _UsageError(Exception):

@@ -216,11 +216,6 @@ def ticking(text: str) -> Iterator[None]:
         progress.clear()
 
 
-def has_colour(file: TextIO) -> bool:
-    """Whether to print in colour: only on a terminal that can, and not with NO_COLOR (no-color.org)."""
-    return file.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
 class StopFlag:
     """Set by a signal handler.
 
@@ -363,7 +358,7 @@ def load(target: str, folder: str = ".") -> Any:
         raise ConfigurationError(f"{target!r} names no application: write module:attribute, like shop.main:app")
     called = path.endswith("()")
     path = path.removesuffix("()")
-    module = _imported(name, folder)
+    module = _import(name, folder)
     if not path:
         path = next((each for each in DEFAULTS if hasattr(module, each)), "")
         if not path:
@@ -374,10 +369,10 @@ def load(target: str, folder: str = ".") -> Any:
             near = get_close_matches(part, dir(found), 1)
             raise ConfigurationError(f"{name} has no {path}" + (f": did you mean {near[0]}?" if near else ""))
         found = getattr(found, part)
-    return _made(target, found) if called else found
+    return _call(target, found) if called else found
 
 
-def _imported(name: str, folder: str) -> Any:
+def _import(name: str, folder: str) -> Any:
     sys.path.insert(0, os.path.abspath(folder))
     try:
         return importlib.import_module(name)
@@ -391,7 +386,7 @@ def _imported(name: str, folder: str) -> Any:
         raise ConfigurationError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def _made(target: str, factory: Any) -> Any:
+def _call(target: str, factory: Any) -> Any:
     try:
         return factory()
     except SemelError:

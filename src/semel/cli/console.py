@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.cli.commands import (
@@ -101,27 +99,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(console: Console, args: argparse.Namespace) -> int:
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise MissingDependency("uvicorn", "console") from error
+    from semel.console.serving import listen, make_server
 
-    class Server(uvicorn.Server):
-        def capture_signals(self) -> Any:  # ours are set below
-            return contextlib.nullcontext()
-
-    server = Server(
-        uvicorn.Config(
-            console, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=3,
-            server_header=False,
-        )
-    )  # fmt: skip
+    server = make_server(console, server_header=False)
 
     def stop() -> None:
         server.should_exit = True
         console.stop_streams()
 
-    with _listen(args.host, args.port) as listening, stop_on_signals(stop):
+    with listen(args.host, args.port) as listening, stop_on_signals(stop):
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{port}/"
@@ -131,18 +117,6 @@ def _serve(console: Console, args: argparse.Namespace) -> int:
             say(f"the console is on {url} (Ctrl-C ends it)" + ("" if args.token else "; read-only"))
         server.run([listening])
     return OK
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConfigurationError(
-            f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port, or 0 for a free one"
-        ) from error
-    listening.set_inheritable(False)
-    return listening
 
 
 CONSOLE = Command(

@@ -20,7 +20,6 @@ from semel.cli.commands import (
     add_url,
     as_json,
     confirmed,
-    has_colour,
     open_guard,
     positive,
     printable,
@@ -32,6 +31,7 @@ from semel.cli.commands import (
 )
 from semel.core.ops import Record
 from semel.core.states import State
+from semel.demo.screen import has_colour
 from semel.engine.audit_log import log_act
 from semel.errors import ConfigurationError
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _STATES: Final = {state.name.lower(): state for state in (State.RUNNING, State.ABANDONED, State.UNKNOWN, State.DONE)}
 _COLOURS: Final = {State.RUNNING: "36", State.ABANDONED: "33", State.UNKNOWN: "31", State.DONE: "32"}
 _PAGE: Final = 500
-_FREED: Final = 100
+_STEP: Final = 100
 """How many records a purge deletes in one step."""
 _HEAD: Final = ("STATE", "OPERATION", "KEY", "TENANT", "AGE", "ATTEMPT", "EXPIRES IN")
 
@@ -248,7 +248,7 @@ def purge(args: argparse.Namespace) -> int:
     if not chosen and not args.all:
         raise ConfigurationError("say which records: --operation, --tenant or --older, or --all for all finished ones")
     with open_guard(args.url, reads_only=args.dry_run) as guard, stop_on_signals() as stopping:
-        count = sum(len(_users(records)) for records in _Walk(guard, stopping, filters).pages(args.limit))
+        count = sum(len(_deletable(records)) for records in _Walk(guard, stopping, filters).pages(args.limit))
         if stopping.is_set():
             raise KeyboardInterrupt
         question = f"delete {count:,} finished records? The next call with such a key runs its operation again."
@@ -260,7 +260,7 @@ def purge(args: argparse.Namespace) -> int:
             who = who_is_here()
             try:
                 for records in walk.pages(args.limit):
-                    for record in _freed(guard, _users(records), stopping):
+                    for record in _free(guard, _deletable(records), stopping):
                         deleted += 1
                         operation, identity = record.operation, record.id.hex()
                         log_act("purge", who, "cli", level=logging.INFO, operation=operation, id=identity)
@@ -277,26 +277,25 @@ def purge(args: argparse.Namespace) -> int:
     return INTERRUPTED if stopping.is_set() else OK
 
 
-def _users(records: Sequence[Record]) -> Sequence[Record]:
+def _deletable(records: Sequence[Record]) -> Sequence[Record]:
     """The records that users may delete: not those that Semel keeps for itself."""
     from semel.stores.tiered.rules import NAME_OPERATION
 
     return [record for record in records if record.operation != NAME_OPERATION]
 
 
-def _freed(guard: Semel, records: Sequence[Record], stopping: StopFlag) -> Iterator[Record]:
+def _free(guard: Semel, records: Sequence[Record], stopping: StopFlag) -> Iterator[Record]:
     """Free records by their tokens: one that was claimed or released meanwhile is another record, and stays."""
     from semel.core.ops import Resolve
+    from semel.stores.batching.batches import result_of
 
-    for at in range(0, len(records), _FREED):
+    for at in range(0, len(records), _STEP):
         if stopping.is_set():
             return
-        part = records[at : at + _FREED]
+        part = records[at : at + _STEP]
         answers = guard.store.execute_many([Resolve(record.id, None, 1.0, token=record.token) for record in part])
         for record, answer in zip(part, answers, strict=True):
-            if isinstance(answer, Exception):
-                raise answer
-            if answer is State.DONE:
+            if result_of(answer) is State.DONE:
                 yield record
 
 

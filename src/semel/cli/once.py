@@ -295,13 +295,13 @@ class _Runner:
             except BrokenPipeError:  # whoever reads our output is gone: the command goes on
                 os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
         with self._lock:
-            kept = chunk[: self._left]
-            self._left -= len(kept)
-            self._dropped += len(chunk) - len(kept)
-            if kept:
+            part = chunk[: self._left]
+            self._left -= len(part)
+            self._dropped += len(chunk) - len(part)
+            if part:
                 if not self._output or self._output[-1][0] != fd:
                     self._output.append((fd, bytearray()))
-                self._output[-1][1].extend(kept)
+                self._output[-1][1].extend(part)
 
     def _result(self, code: int) -> dict[str, Any]:
         with self._lock:

@@ -39,8 +39,7 @@ def configure_lookup(parser: argparse.ArgumentParser) -> None:
 def lookup(args: argparse.Namespace) -> int:
     from semel.engine.outcomes import describe_record
 
-    tenant = args.tenant or None
-    record, codec = _ask(args, lambda guard: guard.lookup(args.operation, args.key, tenant=tenant), reads_only=True)
+    record, codec = _find(args)
     shown = {"operation": args.operation, "key": args.key, "tenant": args.tenant, **describe_record(record, codec)}
     if args.json:
         print(as_json(shown))
@@ -53,6 +52,12 @@ def lookup(args: argparse.Namespace) -> int:
                 text = value.replace("\n", "\\n") if isinstance(value, str) else as_json(value)
             say(f"{name.replace('_', ' '):<{width}}  {text}")
     return OK if record is not None else FAILED
+
+
+def _find(args: argparse.Namespace) -> tuple[Record | None, Codec]:
+    """Look the record up. Returns it and the guard's codec."""
+    tenant = args.tenant or None
+    return _ask(args, lambda guard: guard.lookup(args.operation, args.key, tenant=tenant), reads_only=True)
 
 
 def _ask(args: argparse.Namespace, ask: Callable[[Any], Any], *, reads_only: bool = False) -> tuple[Any, Codec]:
@@ -128,9 +133,7 @@ def _settle(args: argparse.Namespace, action: str, then: str, change: Callable[[
     :param then: what follows from it, for the question and for the answer.
     """
     what = f"{args.operation}[{args.key}]"
-    record, codec = _ask(
-        args, lambda guard: guard.lookup(args.operation, args.key, tenant=args.tenant or None), reads_only=True
-    )
+    record, codec = _find(args)
     was = (State.ABSENT if record is None else record.state).name.lower()
     settles = record is not None and _settles(record, codec, args)
     if args.dry_run:
@@ -154,13 +157,13 @@ def _settle(args: argparse.Namespace, action: str, then: str, change: Callable[[
 
 def _settles(record: Record, codec: Codec, args: argparse.Namespace) -> bool:
     """Whether the record would change. The guard judges it again when it changes it, and says why if it does not."""
-    from semel.engine.guard import outcome_kind
+    from semel.core.encoding.snapshot import outcome_kind
 
     stored, force = getattr(args, "stored", None), getattr(args, "force", False)
     if record.state is State.RUNNING:
         return bool(force)
     if record.state is State.DONE and stored == "failure":
-        return outcome_kind(codec, record) == "failure"
+        return outcome_kind(codec, record.snapshot or b"", record.id) == "failure"
     return record.state is not State.DONE or stored is not None
 
 

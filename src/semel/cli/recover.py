@@ -146,7 +146,7 @@ def _resume(guard: Semel, settings: dict[str, Any], rounds: _Rounds) -> None:
 async def _resume_async(guard: AsyncSemel, settings: dict[str, Any], rounds: _Rounds) -> None:
     import asyncio
 
-    from semel.engine.resumer import AsyncResumer
+    from semel.engine.aio_resumer import AsyncResumer
 
     async with guard:
         resumer = AsyncResumer(guard, **settings)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 from semel.cli.commands import (
     FAILED,
@@ -21,6 +24,9 @@ from semel.cli.commands import (
     ticking,
 )
 from semel.errors import NotMigrated, SchemaDrift, StoreURLError
+
+if TYPE_CHECKING:
+    from semel.core.ops import Op
 
 
 def configure_stores(parser: argparse.ArgumentParser) -> None:
@@ -163,21 +169,16 @@ def sweep(args: argparse.Namespace) -> int:
         counts["removed"] += swept.removed
         return swept.removed + swept.unknown
 
-    def forget_messages() -> int:
-        assert inbox is not None
-        gone = guard.store.execute(PurgeInbox(inbox, args.limit))
-        counts["forgotten"] = counts.get("forgotten", 0) + gone
+    def forget(name: str, op: Op[int]) -> int:
+        gone = guard.store.execute(op)
+        counts[name] = counts.get(name, 0) + gone
         return gone
 
-    def forget_history() -> int:
-        assert moments is not None
-        gone = guard.store.execute(ForgetTrail(moments, minutes, args.limit))
-        counts["history"] = counts.get("history", 0) + gone
-        return gone
-
-    work = [sweep_records]
-    work += [forget_messages] if inbox is not None else []
-    work += [forget_history] if moments is not None else []
+    work: list[Callable[[], int]] = [sweep_records]
+    if inbox is not None:
+        work.append(partial(forget, "forgotten", PurgeInbox(inbox, args.limit)))
+    if moments is not None:
+        work.append(partial(forget, "history", ForgetTrail(moments, minutes, args.limit)))
     with open_guard(args.url) as guard, stop_on_signals() as stopping:
         try:
             for step in work:

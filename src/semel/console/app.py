@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from semel.console import charts, words
 from semel.console.gate import Access, Allow, Gate, TooManyTries
-from semel.console.views import BadQuery, NotThere, View, Views, letter_filter
+from semel.console.views import BadQuery, NotThere, View, Views, find_letter, letter_filter
 from semel.console.watched import COUNTED, Watched, watch_stores
 from semel.console.ways import LONGEST_RESULT, MOST_LETTERS, Done, act, find_way, move_letters, refuse
 from semel.core.messaging.messages import LetterFilter
@@ -100,12 +100,12 @@ class Console:
             brings its secret and its key ring.
         :param token: whoever knows it may look and act. They sign in, or send ``Authorization: Bearer …``.
         :param allow: instead of a token, a function of the Starlette ``Request`` that returns an ``Access``, or None to
-            whom the console is closed. It may be async. For applications that know their users.
+            refuse. It may be async. For applications that know their users.
         :param show_keys: show keys in full to those with the token.
         :param show_bodies: show stored answers and the data of messages to those with the token.
         :param running_too_long: operations that run for longer are listed as stuck.
         :param trail_secret: the ``secret=`` of the services' trails, if they have one.
-        :param panel: for demos.
+        :param panel: a section of the page that a demo adds.
         """
         self._gate = Gate(token, allow, show_keys=show_keys, show_bodies=show_bodies)
         self._views = Views(watch_stores(watched, trail_secret), seconds(running_too_long, "running_too_long"))
@@ -173,7 +173,9 @@ class Console:
         path = _path(request)
         wants_json = path.endswith(".json") or _prefers_json(request)
         path = path.removesuffix(".json") or "/"
-        page = _Page(request, self._gate, self._pages, wants_json, list(self._views.watched))
+        page = _Page(
+            request, self._gate, self._pages, wants_json=wants_json, several_stores=len(self._views.watched) > 1
+        )
         try:
             response = await self._route(request, path, page)
         except TooManyTries:
@@ -306,7 +308,7 @@ class Console:
         token, result = form.get("token", ""), form.get("result", "") or "null"
         if len(result) > LONGEST_RESULT:
             raise BadQuery(f"a result has at most {LONGEST_RESULT} characters here")
-        shown = int(token) if token.isascii() and token.isdigit() and len(token) < 20 else -1
+        shown = words.whole_number(token, 19)
         done = await act(watched, access, way, id, shown, result, form.get("key") or None)
         return page.answer(done, f"/records/{watched.name}/{id.hex()}")
 
@@ -315,16 +317,14 @@ class Console:
         watched = self._views.find(form.get("store", ""))
         if what not in ("redrive", "purge") or not watched.has_messages:
             raise NotThere("There is no such act.")
-        limit = form.get("count", "")
-        if not (limit.isascii() and limit.isdigit() and 0 < int(limit[:9]) < 10**8):
+        limit = words.whole_number(form.get("count", ""), 8)
+        if not limit:
             raise BadQuery("count is how many dead letters the page has shown")
         filter = letter_filter(form)
         if form.get("position"):
-            letters = await watched.letters(LetterFilter(), _position(form["position"]) - 1, 1)
-            if not letters or letters[0].position != _position(form["position"]):
-                raise NotThere("There is no such dead letter any more: it was redriven or deleted.")
-            filter = LetterFilter(message=letters[0].message.id, origin=letters[0].origin)
-        done = await move_letters(watched, access, what, filter, int(limit))
+            letter = await find_letter(watched, _position(form["position"]))
+            filter = LetterFilter(message=letter.message.id, origin=letter.origin)
+        done = await move_letters(watched, access, what, filter, limit)
         return page.answer(done, f"/letters?{urlencode({'store': watched.name})}")
 
     # -- keeping a page up to date
@@ -418,38 +418,35 @@ class Pages:
 class _Page:
     """The page that one request asks for, as HTML or JSON."""
 
-    def __init__(
-        self, request: Request, gate: Gate, pages: Pages, wants_json: bool, stores: list[str],
-        access: Access | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, request: Request, gate: Gate, pages: Pages, *, wants_json: bool, several_stores: bool) -> None:
         self._request = request
         self._gate = gate
         self._pages = pages
         self._json = wants_json
-        self._stores = stores
-        self._new_cookies: list[str] = []
-        self._form = ""
-        self.access = access
+        self._several_stores = several_stores
+        self._base = request.scope.get("root_path", "").rstrip("/")
+        self._form, self._new_cookie = gate.form_token(request)
+        self.access: Access | None = None
 
     def show(self, view: View, status: int = 200) -> Response:
         if self._json:
             return JSONResponse(view, status)
-        html = self._pages.render(view["page"], **self._values(view))
-        return self._with_cookie(HTMLResponse(html, status))
+        response = HTMLResponse(self._pages.render(view["page"], **self._values(view)), status)
+        if self._new_cookie is not None:
+            self._gate.remember(self._request, response, self._new_cookie)
+        return response
 
     def live_part(self, view: View) -> str:
         return self._pages.render_live(view["page"], **self._values(view))
 
     def _values(self, view: View) -> dict[str, Any]:
         request = self._request
-        if not self._form:
-            self._form = self._gate.form_token(request, self._new_cookies)
         return {
             "view": view,
-            "base": request.scope.get("root_path", "").rstrip("/"),
+            "base": self._base,
             "form": self._form,
             "access": self.access,
-            "several": len(self._stores) > 1,
+            "several": self._several_stores,
             "signed_in": self.access is not None and self._gate.has_token,
             "address": _path(request) + (f"?{request.url.query}" if request.url.query else ""),
         }
@@ -471,20 +468,14 @@ class _Page:
         return response
 
     def redirect(self, path: str) -> Response:
-        base = self._request.scope.get("root_path", "").rstrip("/")
         if self._json:
-            return JSONResponse({"location": base + path})
-        return RedirectResponse(base + path, 303)
+            return JSONResponse({"location": self._base + path})
+        return RedirectResponse(self._base + path, 303)
 
     def answer(self, done: Done, back: str) -> Response:
         """Say what came of an act."""
         view = {"page": "done", "changed": done.changed, "text": done.text, "back": back}
         return self.show(view, 200 if done.changed else 409)
-
-    def _with_cookie(self, response: Response) -> Response:
-        for cookie in self._new_cookies:
-            self._gate.remember(self._request, response, cookie)
-        return response
 
 
 async def _nothing(request: Request) -> Response:
@@ -523,9 +514,10 @@ def _identity(text: str) -> bytes:
 
 
 def _position(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
+    number = words.whole_number(text)
+    if number is None:
         raise NotThere("The position of a dead letter is a number.")
-    return int(text)
+    return number
 
 
 def _local(path: str) -> str:

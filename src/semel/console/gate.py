@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
+from semel.console.words import whole_number
 from semel.errors import ConfigurationError, MissingDependency
 
 try:
@@ -117,7 +118,7 @@ class Gate:
         expires = text.partition(".")[0]
         if not hmac.compare_digest(signature.encode(), self._signature(text).encode()):
             return False
-        return expires.isascii() and expires.isdigit() and len(expires) < 16 and time.time() < int(expires)
+        return time.time() < (whole_number(expires) or 0)
 
     def _signature(self, text: str) -> str:
         return hmac.new(self._key, text.encode(), "sha256").hexdigest()
@@ -131,13 +132,13 @@ class Gate:
         """Take the cookie back."""
         self._set_cookie(request, response, "", 0)
 
-    def form_token(self, request: Request, response_cookies: list[str]) -> str:
-        """Return what forms of this page carry. A caller without a session gets one for its forms."""
+    def form_token(self, request: Request) -> tuple[str, str | None]:
+        """Return what the forms of a page carry, and the cookie for a caller that has none; see ``remember``."""
         cookie = request.cookies.get(self.cookie, "")
-        if not cookie:
-            cookie = secrets.token_hex(16)
-            response_cookies.append(cookie)
-        return _form_token(cookie)
+        if cookie:
+            return _form_token(cookie), None
+        cookie = secrets.token_hex(16)
+        return _form_token(cookie), cookie
 
     def remember(self, request: Request, response: Response, cookie: str) -> None:
         """Set the cookie that ``form_token`` has made."""

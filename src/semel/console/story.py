@@ -20,7 +20,7 @@ class StoryLine(NamedTuple):
     """``good``, ``plain``, ``warn`` or ``bad``."""
 
 
-_LINES: Final = {
+LINES: Final = {
     "lost": StoryLine("Attempt {attempt} was claimed, and its process left no trace: it died, or was cut off", "warn"),
     "call_retried": StoryLine(
         "The client got no answer that it can use ({reason}), and sends its request again", "plain"
@@ -70,6 +70,7 @@ _LINES: Final = {
     "apply_given_up": StoryLine("The consumer gave the message up; it is a dead letter: {error}", "bad"),
     "stream_gap": StoryLine("Applied although {missing} earlier messages of its stream were not", "warn"),
 }
+"""How each kind of moment reads."""
 _TIMES: Final = frozenset({"seconds", "age", "retry_after", "store_seconds"})
 
 
@@ -78,14 +79,9 @@ class _Details(dict[str, Any]):
         return "?"
 
 
-def words_for(kind: str) -> StoryLine | None:
-    """Return how a kind of moment reads; None if it has no words of its own."""
-    return _LINES.get(kind)
-
-
 def tell(kind: str, attempt: int, details: dict[str, Any]) -> tuple[str, str]:
     """Return what a moment says, and its tone."""
-    line = _LINES.get(kind) or StoryLine(kind.replace("_", " ").capitalize(), "plain")
+    line = LINES.get(kind) or StoryLine(kind.replace("_", " ").capitalize(), "plain")
     shown = {name: span(value) if name in _TIMES and isinstance(value, float) else value
              for name, value in details.items()}  # fmt: skip
     if "attempts" in shown:
@@ -93,6 +89,22 @@ def tell(kind: str, attempt: int, details: dict[str, Any]) -> tuple[str, str]:
     if isinstance(shown.get("happened"), bool):
         shown["happened"] = "yes" if shown["happened"] else "no"
     return line.text.format_map(_Details(shown, attempt=attempt)), line.tone
+
+
+def describe_moment(store: str, moment: Moment) -> dict[str, Any]:
+    """Return a moment as plain values, with what it says."""
+    text, tone = tell(moment.kind, moment.attempt, dict(moment.details))
+    return {
+        "at": instant(moment.at),
+        "clock": clock(moment.at),
+        "store": store,
+        "id": moment.id.hex(),
+        "kind": moment.kind,
+        "text": text,
+        "tone": tone,
+        "operation": moment.route,
+        "who": moment.who,
+    }
 
 
 def hops(found: Sequence[tuple[str, Moment]], current: bytes) -> list[dict[str, Any]]:
@@ -153,19 +165,10 @@ def timeline(found: Iterable[tuple[str, Moment]], current: bytes) -> list[dict[s
     lines = []
     before: float | None = None
     for store, moment in found:
-        text, tone = tell(moment.kind, moment.attempt, dict(moment.details))
         lines.append(
             {
-                "at": instant(moment.at),
-                "clock": clock(moment.at),
+                **describe_moment(store, moment),
                 "after": None if before is None else max(0.0, moment.at - before),
-                "store": store,
-                "id": moment.id.hex(),
-                "kind": moment.kind,
-                "text": text,
-                "tone": tone,
-                "operation": moment.route,
-                "who": moment.who,
                 "attempt": moment.attempt,
                 "here": moment.id == current,
             }

@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
-from semel.console.figures import new_keys_per_second, start_of_hour, summarize
+from semel.console.figures import HourCounts, new_keys_per_second, start_of_hour, summarize
 from semel.console.gate import Access
-from semel.console.story import hops, tell, timeline, with_lost_attempt
+from semel.console.story import describe_moment, hops, timeline, with_lost_attempt
 from semel.console.watched import LOOK, WatchedStore
 from semel.console.ways import Way, reason, ways_out
-from semel.console.words import clock, instant, mask
-from semel.core.messaging.messages import Letter, LetterFilter
-from semel.core.ops import Listing, Record
+from semel.console.words import clock, instant, mask, whole_number
+from semel.core.messaging.messages import Letter, LetterFilter, OutboxState
+from semel.core.ops import Listing, Record, Size
 from semel.core.policy import seconds
 from semel.core.states import State
 from semel.engine.outcomes import describe_outcome
@@ -28,6 +28,7 @@ from semel.stores.sizing import Needs, bytes_in, duration, recommended, size
 from semel.trail import Moment
 
 View = dict[str, Any]
+R = TypeVar("R")
 LONGEST_FIELD: Final = 512
 PAGE: Final = 50
 STATES: Final = {state.name.lower(): state for state in (State.RUNNING, State.DONE, State.UNKNOWN, State.ABANDONED)}
@@ -68,6 +69,21 @@ def time_field(query: Mapping[str, str], name: str, default: float | None = None
     return found
 
 
+class _Part(NamedTuple):
+    """What the first page needs from one store."""
+
+    hour: tuple[HourCounts, HourCounts]
+    trouble: tuple[Moment, ...]
+    attention: Listing
+    size: Size | None
+    sample: Listing | None
+    """The newest records, of a store without a history."""
+
+    @property
+    def history(self) -> bool:
+        return any(tally.routes for tally in self.hour)
+
+
 class Views:
     """The pages of one console."""
 
@@ -95,78 +111,81 @@ class Views:
         """Did it happen once? What was asked for, what ran, what was absorbed, what is in doubt, what is stuck."""
         now = time.time()
         since = start_of_hour(now)
-        parts = await self._of_each(lambda watched: self._part(watched, since))
-        view = summarize(((name, tally) for name, part in parts.items() for tally in part["hour"]), now)
-        troubled = {name: part["trouble"] for name, part in parts.items()}
-        states = Counter(record.state for part in parts.values() for record in part["attention"].records)
-        blind = self._blind(parts)
+        parts, errors = await self._of_each(lambda watched: self._part(watched, since))
+        view = summarize(((name, tally) for name, part in parts.items() for tally in part.hour), now)
+        trouble = [(name, moment) for name, part in parts.items() for moment in part.trouble]
+        trouble.sort(key=lambda pair: -pair[1].at)
+        states = Counter(record.state for part in parts.values() for record in part.attention.records)
+        blind = self._blind(errors)
         in_doubt, stuck = states[State.UNKNOWN], states[State.ABANDONED] + states[State.RUNNING]
-        unknown = None if len(blind) == len(parts) else 0
+        unknown = None if len(blind) == len(self.watched) else 0
         view["totals"] |= {"in_doubt": in_doubt or unknown, "stuck": stuck or unknown}
         return {
             **view,
             "page": "overview",
             "now": instant(now),
             "since": instant(since),
-            "history": any(part["history"] for part in parts.values()),
+            "history": any(part.history for part in parts.values()),
             "reading": any(watched.reading for watched in self.watched.values()),
             "sampled": _sampled(parts),
-            "looked_at": _looked_at(parts),
+            "looked_at": _looked_at(part.attention for part in parts.values()),
             "blind": blind,
-            "stores": [_store(name, part) for name, part in parts.items()],
-            "trouble": _trouble(troubled)[:8],
+            "stores": [
+                {"store": name, "error": errors.get(name), **_show_size(parts[name].size if name in parts else None)}
+                for name in self.watched
+            ],
+            "trouble": [describe_moment(name, moment) for name, moment in trouble[:8]],
         }
 
-    async def _part(self, watched: WatchedStore, since: int) -> View:
-        """What the first page needs from one store."""
+    async def _part(self, watched: WatchedStore, since: int) -> _Part:
         hour, trouble, attention, measured = await asyncio.gather(
             watched.hour(since),
             watched.recent(20, TROUBLE),
             self._attention(watched),
             _maybe(watched.lists, watched.measure),
         )
-        history = any(tally.routes for tally in hour)
-        sample = await watched.list(limit=LOOK) if watched.lists and not history else None
-        return {
-            "hour": hour, "trouble": trouble, "attention": attention, "size": measured, "sample": sample,
-            "history": history, "error": None,
-        }  # fmt: skip
+        part = _Part(hour, trouble, attention, measured, None)
+        if part.history or not watched.lists:
+            return part
+        return part._replace(sample=await watched.list(limit=LOOK))
 
     async def _attention(self, watched: WatchedStore) -> Listing:
-        """The records that are in doubt, abandoned, or running for too long: among the newest, and those of which the
-        history says that they were in doubt.
+        """The records that are in doubt, abandoned, or running for too long.
+
+        They are looked for among the newest records, and among those that went into doubt according to the history.
         """
         listing = Listing((), None, 0)
         if watched.lists:
             listing = await watched.list((State.UNKNOWN, State.ABANDONED, State.RUNNING), limit=LOOK)
         known = {record.id for record in listing.records}
-        told = await watched.recent(100, ("went_unknown", "recovery_given_up"))
-        older = await asyncio.gather(*map(watched.lookup, {moment.id for moment in told} - known))
+        doubts = await watched.recent(100, ("went_unknown", "recovery_given_up"))
+        older = await asyncio.gather(*map(watched.lookup, {moment.id for moment in doubts} - known))
         return Listing(
             tuple(record for record in (*listing.records, *older) if record is not None and self._is_stuck(record)),
             listing.after, listing.looked_at,
         )  # fmt: skip
 
-    def _blind(self, parts: dict[str, View]) -> list[str]:
+    def _blind(self, errors: Mapping[str, str]) -> list[str]:
         """The stores of which nobody can say that nothing is stuck: they do not answer, or cannot list."""
-        return [name for name, part in parts.items() if part["error"] or not self.watched[name].lists]
+        return [name for name, watched in self.watched.items() if name in errors or not watched.lists]
 
     def _is_stuck(self, record: Record) -> bool:
         if record.state is State.RUNNING:
             return record.age >= self._too_long
         return record.state in (State.UNKNOWN, State.ABANDONED)
 
-    async def _of_each(self, ask: Callable[[WatchedStore], Awaitable[View]]) -> dict[str, View]:
-        """Ask all stores at once. A store that does not answer must not hide the others."""
+    async def _of_each(self, ask: Callable[[WatchedStore], Awaitable[R]]) -> tuple[dict[str, R], dict[str, str]]:
+        """Ask all stores at once. Returns their answers, and the errors of the stores that do not answer, by name."""
 
-        async def one(watched: WatchedStore) -> View:
+        async def one(watched: WatchedStore) -> R | StoreError:
             try:
                 return await ask(watched)
-            except StoreError as error:
-                return {**_NOTHING, "error": str(error)}
+            except StoreError as error:  # one store that does not answer must not hide the others
+                return error
 
-        answers = await asyncio.gather(*map(one, self.watched.values()))
-        return dict(zip(self.watched, answers, strict=True))
+        answers = dict(zip(self.watched, await asyncio.gather(*map(one, self.watched.values())), strict=True))
+        errors = {name: str(answer) for name, answer in answers.items() if isinstance(answer, StoreError)}
+        return {name: answer for name, answer in answers.items() if not isinstance(answer, StoreError)}, errors
 
     # -- records
 
@@ -286,22 +305,14 @@ class Views:
         return sorted(unique.values(), key=lambda pair: (pair[1].at, pair[1].number)), silent
 
     async def _moments(
-        self, ask: Callable[[WatchedStore], Awaitable[Any]]
+        self, ask: Callable[[WatchedStore], Awaitable[tuple[Moment, ...]]]
     ) -> tuple[list[tuple[str, Moment]], list[str]]:
-        async def one(watched: WatchedStore) -> View:
-            return {**_NOTHING, "moments": await ask(watched)}
-
-        parts = await self._of_each(one)
-        found = [(name, moment) for name, part in parts.items() for moment in part.get("moments", ())]
-        return found, [name for name, part in parts.items() if part["error"]]
+        found, errors = await self._of_each(ask)
+        return [(name, moment) for name, moments in found.items() for moment in moments], list(errors)
 
     async def stuck(self, access: Access, query: Mapping[str, str]) -> View:
         """What does not go on by itself: why, and the way out."""
-
-        async def one(watched: WatchedStore) -> View:
-            return {**_NOTHING, "attention": await self._attention(watched)}
-
-        parts = await self._of_each(one)
+        found, errors = await self._of_each(self._attention)
         groups = []
         for state, title in (
             (State.UNKNOWN, "In doubt"),
@@ -310,8 +321,8 @@ class Views:
         ):
             rows = [
                 show_record(self.watched[name], record, access)
-                for name, part in parts.items()
-                for record in part["attention"].records
+                for name, listing in found.items()
+                for record in listing.records
                 if record.state is state
             ]
             rows.sort(key=lambda row: -row["age"])
@@ -324,9 +335,9 @@ class Views:
             "groups": groups,
             "too_long": self._too_long,
             "count": sum(group["count"] for group in groups),
-            "looked_at": _looked_at(parts),
-            "blind": self._blind(parts),
-            "errors": _errors(parts),
+            "looked_at": _looked_at(found.values()),
+            "blind": self._blind(errors),
+            "errors": _show_errors(errors),
         }
 
     # -- messages
@@ -334,44 +345,16 @@ class Views:
     async def outbox(self, access: Access, query: Mapping[str, str]) -> View:
         """What is in the outbox of each store, and why it waits."""
 
-        async def one(watched: WatchedStore) -> View:
+        async def one(watched: WatchedStore) -> View | None:
             if not watched.has_messages:
-                return {**_NOTHING, "outbox": None}
-            return {
-                **_NOTHING,
-                "outbox": await watched.outbox(PAGE),
-                "dead": await watched.count_letters(LetterFilter()),
-            }
+                return None
+            state = await watched.outbox(PAGE)
+            dead = await watched.count_letters(LetterFilter())
+            return {"store": watched.name, **_show_outbox(state, access), "dead": dead}
 
-        parts = await self._of_each(one)
-        stores = []
-        for name, part in parts.items():
-            state = part.get("outbox")
-            if state is None:
-                continue
-            stores.append(
-                {
-                    "store": name,
-                    "messages": sum(each.messages for each in state.destinations),
-                    "destinations": [
-                        {"destination": each.destination, "messages": each.messages, "failing": each.failing,
-                         "oldest": each.oldest}
-                        for each in state.destinations
-                    ],
-                    "held": [
-                        {"stream": _masked(each.stream, access), "messages": each.messages, "next_try": each.seconds,
-                         "reason": each.reason}
-                        for each in state.held
-                    ],
-                    "relays": state.relays,
-                    "lanes": state.lanes,
-                    "mode": state.mode,
-                    "retained": state.retained,
-                    "more": state.more,
-                    "dead": part["dead"],
-                }
-            )  # fmt: skip
-        return {"page": "outbox", "stores": stores, "errors": _errors(parts)}
+        found, errors = await self._of_each(one)
+        stores = [each for each in found.values() if each is not None]
+        return {"page": "outbox", "stores": stores, "errors": _show_errors(errors)}
 
     async def letters(self, access: Access, query: Mapping[str, str]) -> View:
         """Dead letters: grouped by cause, and one by one."""
@@ -384,12 +367,10 @@ class Views:
         if watched not in able:
             raise NotThere(f"{watched.name} has no dead letters: they are in SQL databases.")
         filter = letter_filter(query)
-        after = field(query, "after", 20)
-        if after and not (after.isascii() and after.isdigit() and len(after) < 19):
+        after = whole_number(field(query, "after", 20) or "0")
+        if after is None:
             raise BadQuery("after is the position of the last letter of the page before")
-        found, count = await asyncio.gather(
-            watched.letters(filter, int(after or 0), PAGE), watched.count_letters(filter)
-        )
+        found, count = await asyncio.gather(watched.letters(filter, after, PAGE), watched.count_letters(filter))
         causes = Counter((letter.origin, letter.reason[:200]) for letter in found)
         return {
             **view,
@@ -408,13 +389,8 @@ class Views:
         watched = self.find(store)
         if not watched.has_messages:
             raise NotThere("This store has no dead letters.")
-        found = await watched.letters(LetterFilter(), position - 1, 1)
-        if not found or found[0].position != position:
-            raise NotThere("There is no such dead letter any more: it was redriven or deleted.")
-        return {
-            "page": "letter", "store": watched.name, "letter": show_letter(found[0], access, whole=True),
-            "may_act": access.act,
-        }  # fmt: skip
+        shown = show_letter(await find_letter(watched, position), access, whole=True)
+        return {"page": "letter", "store": watched.name, "letter": shown, "may_act": access.act}
 
     # -- the window
 
@@ -442,14 +418,7 @@ class Views:
                 name: field(query, name, 20)
                 for name in ("qps", "window", "bytes", "retry_budget", "broker_retention", "replay_horizon")
             },
-            "now": {
-                "records": None if measured is None else measured.records,
-                "exact": measured is not None and measured.exact,
-                "bytes": None if measured is None else measured.bytes,
-                "bytes_per_record": bytes_now,
-                "new_keys_per_second": rate_now,
-                "sweep_lag": None if measured is None else measured.sweep_lag,
-            },
+            "now": {**_show_size(measured), "bytes_per_record": bytes_now, "new_keys_per_second": rate_now},
             "qps": per_second,
             "bytes_per_record": each,
             "window_seconds": span,
@@ -464,30 +433,21 @@ class Views:
         }
 
 
-_NOTHING: Final[View] = {
-    "hour": (), "trouble": (), "attention": Listing((), None, 0), "size": None, "sample": None, "history": False,
-    "error": None,
-}  # fmt: skip
-
-
 async def _maybe(able: bool, ask: Any) -> Any:
     return await ask() if able else None
 
 
-def _looked_at(parts: dict[str, View]) -> int | None:
+def _looked_at(attention: Iterable[Listing]) -> int | None:
     """How many records of each store were looked at for what is stuck; None if all were."""
-    return LOOK if any(part["attention"].after for part in parts.values()) else None
+    return LOOK if any(listing.after for listing in attention) else None
 
 
-def _errors(parts: dict[str, View]) -> list[View]:
-    return [{"store": name, "error": part["error"]} for name, part in parts.items() if part["error"]]
+def _show_errors(errors: Mapping[str, str]) -> list[View]:
+    return [{"store": name, "error": error} for name, error in errors.items()]
 
 
-def _store(name: str, part: View) -> View:
-    measured = part["size"]
+def _show_size(measured: Size | None) -> View:
     return {
-        "store": name,
-        "error": part["error"],
         "records": None if measured is None else measured.records,
         "exact": measured is not None and measured.exact,
         "bytes": None if measured is None else measured.bytes,
@@ -495,30 +455,38 @@ def _store(name: str, part: View) -> View:
     }
 
 
-def _sampled(parts: dict[str, View]) -> list[View]:
+def _show_outbox(state: OutboxState, access: Access) -> View:
+    return {
+        "messages": sum(each.messages for each in state.destinations),
+        "destinations": [
+            {"destination": each.destination, "messages": each.messages, "failing": each.failing,
+             "oldest": each.oldest}
+            for each in state.destinations
+        ],
+        "held": [
+            {"stream": _masked(each.stream, access), "messages": each.messages, "next_try": each.seconds,
+             "reason": each.reason}
+            for each in state.held
+        ],
+        "relays": state.relays,
+        "lanes": state.lanes,
+        "mode": state.mode,
+        "retained": state.retained,
+        "more": state.more,
+    }  # fmt: skip
+
+
+def _sampled(parts: Mapping[str, _Part]) -> list[View]:
     """Without a history: the newest records, counted by operation and state."""
     counted: dict[tuple[str, str], Counter[str]] = {}
     for name, part in parts.items():
-        for record in part["sample"].records if part["sample"] is not None else ():
+        for record in part.sample.records if part.sample is not None else ():
             counted.setdefault((name, record.operation), Counter())[record.state.name.lower()] += 1
     rows: list[View] = [
         {"store": store, "operation": operation, "count": states.total(), "states": dict(states)}
         for (store, operation), states in counted.items()
     ]
     return sorted(rows, key=lambda row: (-row["count"], row["operation"]))[:200]
-
-
-def _trouble(moments: dict[str, tuple[Moment, ...]]) -> list[View]:
-    found = [(moment.at, name, moment) for name, each in moments.items() for moment in each]
-    found.sort(key=lambda entry: -entry[0])
-    lines = []
-    for at, name, moment in found:
-        text, tone = tell(moment.kind, moment.attempt, dict(moment.details))
-        lines.append(
-            {"at": instant(at), "clock": clock(at), "store": name, "id": moment.id.hex(), "kind": moment.kind,
-             "text": text, "tone": tone, "operation": moment.route, "who": moment.who}
-        )  # fmt: skip
-    return lines
 
 
 def _masked(text: str | None, access: Access) -> str | None:
@@ -552,15 +520,15 @@ def _outcome(watched: WatchedStore, record: Record, access: Access) -> View | No
     """What is stored. Without permission only its kind, its status and its size."""
     if record.state is not State.DONE:
         return None
-    told = describe_outcome(record, watched.guard.codec)
-    kind = next(iter(told))
+    outcome = describe_outcome(record, watched.guard.codec)
+    kind = next(iter(outcome))
     shown: View = {"kind": kind, "stored_bytes": len(record.snapshot or b""), "hidden": not access.show_bodies}
     if kind == "response":
-        shown["status"] = told["response"]["status"]
+        shown["status"] = outcome["response"]["status"]
     if kind in ("not_kept", "unreadable"):
         shown["hidden"] = False
     if not shown["hidden"]:
-        shown["content"] = told[kind]
+        shown["content"] = outcome[kind]
     return shown
 
 
@@ -579,6 +547,14 @@ def letter_filter(query: Mapping[str, str]) -> LetterFilter:
         message=field(query, "message") or None,
         reason=field(query, "reason"),
     )
+
+
+async def find_letter(watched: WatchedStore, position: int) -> Letter:
+    """Return the dead letter at this position. Raises NotThere."""
+    found = await watched.letters(LetterFilter(), position - 1, 1)
+    if not found or found[0].position != position:
+        raise NotThere("There is no such dead letter any more: it was redriven or deleted.")
+    return found[0]
 
 
 def show_letter(letter: Letter, access: Access, whole: bool = False) -> View:

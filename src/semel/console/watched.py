@@ -48,11 +48,11 @@ SETTLED: Final = 60
 """Seconds after its end until a minute is kept, and not read for every page: its writers are seldom later."""
 AT_ONCE: Final = 5
 """Minutes that a page waits for."""
-KEPT: Final = 600
+LONGEST_KEEP: Final = 600
 """Seconds for which a minute is kept at most."""
 COUNTED: Final = 10_000
 """Messages, and dead letters, that are counted for a page."""
-STORY: Final = 500
+MOST_MOMENTS: Final = 500
 """Moments of one chain on a page."""
 
 
@@ -143,10 +143,10 @@ class WatchedStore:
         return None if record is None else read_label(record)
 
     async def hour(self, since: int) -> tuple[HourCounts, HourCounts]:
-        """Return what was counted since that minute: in minutes that are over, and in the newest; nothing if there is
-        no history.
+        """Return what was counted since that minute: in the minutes that are over, and in the newest.
 
-        A minute that is over hardly changes. It is read again now and then, the more seldom the older it is.
+        Both are empty if there is no history. A minute that is over hardly changes. It is read again now and then, the
+        more seldom the older it is.
         """
         reader = self.trail
         if reader is None:
@@ -211,7 +211,7 @@ class WatchedStore:
         if tally is not None:
             self._settled.add(tally)
             now = time.time()
-            self._minutes[at] = (now + min(KEPT, (now - at) / 4), tally)
+            self._minutes[at] = (now + min(LONGEST_KEEP, (now - at) / 4), tally)
 
     async def recent_routes(self) -> set[str]:
         """Return the routes of the last minutes."""
@@ -223,23 +223,23 @@ class WatchedStore:
 
     async def story(self, id: bytes) -> tuple[Moment, ...]:
         """Return the moments of the chain to which a record belongs."""
-        reader = self.trail
-        return () if reader is None else await self._in_time(reader.lineage_of(id, limit=STORY))
+        return await self._moments(lambda reader: reader.lineage_of(id, limit=MOST_MOMENTS))
 
     async def lineage(self, root: bytes) -> tuple[Moment, ...]:
         """Return the moments of a chain."""
-        reader = self.trail
-        return () if reader is None else await self._in_time(reader.lineage(root, limit=STORY))
+        return await self._moments(lambda reader: reader.lineage(root, limit=MOST_MOMENTS))
 
     async def recent(self, limit: int, kinds: tuple[str, ...] = ()) -> tuple[Moment, ...]:
         """Return the newest moments."""
-        reader = self.trail
-        if reader is None:
-            return ()
         found: tuple[Moment, ...] = await self._fresh(
-            ("recent", limit, kinds), lambda: self._in_time(reader.recent(limit, kinds=kinds))
+            ("recent", limit, kinds), lambda: self._moments(lambda reader: reader.recent(limit, kinds=kinds))
         )
         return found
+
+    async def _moments(self, read: Callable[[AsyncTrailReader], Any]) -> tuple[Moment, ...]:
+        """Ask the reader of the history; nothing if there is no history."""
+        reader = self.trail
+        return () if reader is None else await self._in_time(read(reader))
 
     async def outbox(self, streams: int) -> OutboxState:
         """Return what is in the outbox."""

@@ -104,7 +104,7 @@ def find_way(name: str) -> Way | None:
 
 
 async def act(
-    watched: WatchedStore, access: Access, way: Way, id: bytes, token: int, result: str, key: str | None = None
+    watched: WatchedStore, access: Access, way: Way, id: bytes, token: int | None, result: str, key: str | None = None
 ) -> Done:
     """Do it, if the record is still the one that the page showed.
 
@@ -150,7 +150,7 @@ async def _act(watched: WatchedStore, way: Way, record: Record, result: str, key
 
 
 async def move_letters(watched: WatchedStore, access: Access, what: str, filter: LetterFilter, limit: int) -> Done:
-    """Redrive or purge at most so many dead letters."""
+    """Redrive or purge dead letters, up to a limit."""
     verb = "moved back into the outbox" if what == "redrive" else "deleted"
     try:
         moved = await watched.move_letters(what == "purge", filter, min(limit, MOST_LETTERS))

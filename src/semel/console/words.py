@@ -1,4 +1,4 @@
-"""Numbers, times and keys as people read them on the pages."""
+"""Numbers, times and keys as people read them on the pages, and numbers as addresses and forms have them."""
 
 from __future__ import annotations
 
@@ -69,6 +69,11 @@ def clock(at: float) -> str:
 def instant(at: float) -> str:
     """ISO 8601, in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def whole_number(text: str, digits: int = 18) -> int | None:
+    """The number that a text means; None if it is not of digits only, or of more than these."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= digits else None
 
 
 def mask(text: str | None) -> str | None:

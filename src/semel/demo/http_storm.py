@@ -175,9 +175,7 @@ class HTTPStorm:
             duplicates=sum(count > 1 for count in per_customer.values()),
             lost=len(lost | mismatched),
             mismatched=len(mismatched),
-            unsettled=unsettled(
-                self._service.store, OPERATION, (order.key for order in self._clients.seen.begun.values()), TENANT
-            ),
+            unsettled=unsettled(self._service.store, OPERATION, (order.key for order in seen.begun.values()), TENANT),
             seconds=seconds,
         )
 

@@ -38,8 +38,8 @@ class Stopping(Protocol):
     def wait(self, seconds: float) -> bool: ...
 
 
-def color_wanted(stream: TextIO) -> bool:
-    """A terminal that can, and a user who did not say no (https://no-color.org)."""
+def has_colour(stream: TextIO) -> bool:
+    """Whether to print in colour: only on a terminal that can, and not with NO_COLOR (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -49,7 +49,7 @@ class Screen:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._color = color_wanted(stream)
+        self._color = has_colour(stream)
         self._drawn = 0
         self._plain_at = 0.0
 
@@ -152,7 +152,7 @@ class StormVerdict:
             for each in fields(self)
             if each.metadata
         ]
-        color = color_wanted(stream)
+        color = has_colour(stream)
         word = f"\x1b[1;{32 if self.clean else 31}m{self._word}\x1b[0m" if color else self._word
         return "\n".join([f"{title} · {self.seconds:.1f} s", *lines, f"  {word}", ""])
 

@@ -597,8 +597,8 @@ class LoggingHook:
 
 
 class TracingHook:
-    """A hook that follows traces. What it returns as the trace of a request is stored with the outcome of the request,
-    and replays are told it.
+    """A hook that follows traces. The trace that it returns for a request is stored with the outcome, and
+    is on the events of its replays.
     """
 
     def __init__(self, tell: EventHook, trace: Callable[[], bytes]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from semel.observe.events import Event, EventHook, LoggingHook, RenewalFailed, StoreFailed
 
 MOST_FAILURES: Final = 1000
-_UNSAID: Final = ("route", "id")
+_NOT_IN_TEXT: Final = ("route", "id")
 """Fields that are only in the log record."""
 
 
@@ -34,7 +34,9 @@ def log_events(logger: logging.Logger | None = None, *, show_keys: bool = False,
         if not target.isEnabledFor(level):
             return
         details = hidden.details(event)
-        words = " ".join(f"{name}={value!r}" for name, value in details.items() if value != "" and name not in _UNSAID)
+        words = " ".join(
+            f"{name}={value!r}" for name, value in details.items() if value != "" and name not in _NOT_IN_TEXT
+        )
         target.log(level, "%s %s", event.name, words, extra={"semel_event": event.name, "semel": details})
 
     return LoggingHook(log)

@@ -18,8 +18,7 @@ from semel.core.policy import Duration
 from semel.engine.ports import Store
 from semel.observe import events
 from semel.observe.events import Event, TracingHook
-from semel.observe.labels import MAX_ROUTES, LabelLimit
-from semel.observe.prometheus import BUCKETS, TIMED
+from semel.observe.metrics import BUCKETS, MAX_ROUTES, TIMED, LabelLimit
 from semel.observe.store_state import EVERY, GAUGES, LOOK, StoreWatch, gauges
 from semel.stores.settings import require
 
@@ -127,8 +126,8 @@ class OpenTelemetryStoreMetrics:
         :param store: a sync store, or the URL of a store. In an event loop, pass the URL.
         :param meter_provider: defaults to the global one.
         :param every: how often the store is looked into, at most.
-        :param look: how many records it looks at to find those that are not finished: so many of the newest, and so
-            many of the others, further on at each look.
+        :param look: how many of the newest records, and how many of the older ones, it reads to find unfinished ones.
+            For the older ones, each look continues where the last one ended.
         """
         self._watch = StoreWatch(store, every=every, look=look)
         meter = _meter(meter_provider)

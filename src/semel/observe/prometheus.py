@@ -30,21 +30,14 @@ from semel.engine.ports import Store
 from semel.errors import ConfigurationError
 from semel.observe import events
 from semel.observe.events import Event
-from semel.observe.labels import MAX_ROUTES, LabelLimit
+from semel.observe.metrics import BUCKETS, MAX_ROUTES, TIMED, LabelLimit
 from semel.observe.store_state import EVERY, GAUGES, LOOK, StoreWatch, gauges
 from semel.stores.settings import require
 
-BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Seconds."""
 MOST_NOTES: Final = 500
 """How many events of one kind and route are noted before they are written."""
 WRITE_EVERY: Final = 1.0
 """Seconds between two writes, if the metrics are in files."""
-TIMED: Final = (
-    events.Completed, events.Prepared, events.FailureRemembered, events.Released, events.Replayed, events.AppliedEvent,
-    events.Skipped, events.CallEnded, events.CallUnknown,
-)  # fmt: skip
-"""Events whose ``seconds`` say how long a call or a message took."""
 
 
 class PrometheusMetrics:
@@ -244,8 +237,8 @@ class StoreMetrics:
         :param registry: defaults to that of prometheus-client. If you merge the metrics of several processes, pass the
             registry of the ``MultiProcessCollector``.
         :param every: how often the store is looked into, at most.
-        :param look: how many records it looks at to find those that are not finished: so many of the newest, and so
-            many of the others, further on at each look.
+        :param look: how many of the newest records, and how many of the older ones, it reads to find unfinished ones.
+            For the older ones, each look continues where the last one ended.
         """
         client = require("prometheus_client", "prometheus", "prometheus-client")
         self._watch = StoreWatch(store, every=every, look=look)

@@ -28,7 +28,7 @@ from semel.core.values import value
 from semel.engine.forking import survive_forks
 from semel.engine.ports import Store
 from semel.errors import ConfigurationError, MissingDependency, NotMigrated, StoreError
-from semel.observe.labels import OTHER
+from semel.observe.metrics import OTHER
 from semel.stores.urls import has_tables, open_any_store
 
 EVERY: Final = "30s"
@@ -70,8 +70,8 @@ class StoreWatch:
         """
         :param store: a sync store, or the URL of a store. In an event loop, pass the URL.
         :param every: how often it looks, at most.
-        :param look: how many records it looks at to find those that are not finished: so many of the newest, and so
-            many of the others, further on at each look.
+        :param look: how many of the newest records, and how many of the older ones, it reads to find unfinished ones.
+            For the older ones, each look continues where the last one ended.
         """
         self._url = store if isinstance(store, str) else None
         if self._url is not None:
@@ -136,7 +136,7 @@ class StoreWatch:
         outbox, dead_letters = None, None
         if store.adopt is not None:
             try:
-                outbox = bounded(store.execute(InspectOutbox(0)))
+                outbox = limit_destinations(store.execute(InspectOutbox(0)))
                 dead_letters = store.execute(CountLetters(LetterFilter()))[0]
             except NotMigrated:  # the service sends no messages
                 pass
@@ -167,14 +167,14 @@ class StoreWatch:
         self._due = float("-inf")
 
 
-def bounded(state: OutboxState) -> OutboxState:
+def limit_destinations(state: OutboxState) -> OutboxState:
     """Return the state with the largest destinations, and the others as one."""
     ranked = sorted(state.destinations, key=lambda each: -each.messages)
-    kept, rest = ranked[:MAX_DESTINATIONS], ranked[MAX_DESTINATIONS:]
+    largest, rest = ranked[:MAX_DESTINATIONS], ranked[MAX_DESTINATIONS:]
     if rest:
         messages, failing = sum(each.messages for each in rest), sum(each.failing for each in rest)
-        kept.append(DestinationDepth(OTHER, messages, failing, max(each.oldest for each in rest)))
-    return replace(state, destinations=tuple(kept))
+        largest.append(DestinationDepth(OTHER, messages, failing, max(each.oldest for each in rest)))
+    return replace(state, destinations=tuple(largest))
 
 
 GAUGES: Final = {

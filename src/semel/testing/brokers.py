@@ -49,7 +49,7 @@ PATIENCE: Final = 60.0
 DEADLINE: Final = 15.0
 """Seconds that a call of ``publish`` is given."""
 LARGEST_TRIED: Final = 4 << 20
-"""A message of the largest size is sent only if it has at most so many bytes."""
+"""The suite sends a message of the broker's largest size only if that is at most this many bytes."""
 
 OpenBroker: TypeAlias = Callable[[], Broker]
 OpenSource: TypeAlias = Callable[[], Source]
@@ -372,7 +372,7 @@ def new_message(**fields: Any) -> Message:
 
 
 def sized_message(size: int, **fields: Any) -> Message:
-    """Return a message of so many bytes, its headers included."""
+    """Return a message of this size in bytes, its headers included."""
     fields = {"id": uuid4().hex, **fields}
     rest = size_of(attributes(new_message(data=b"", **fields)), b"")
     return new_message(data=b"x" * (size - rest), **fields)
@@ -488,7 +488,7 @@ class _Bench:
         return received
 
     async def receive(self, count: int) -> list[Delivery]:
-        """Receive and acknowledge so many messages."""
+        """Receive and acknowledge this number of messages."""
         seen = set[int]()
 
         def enough(delivery: Delivery) -> bool:
@@ -512,7 +512,7 @@ class _Bench:
         return [each.message for each in await self.until(enough) if each.message.id in ids]
 
     async def hold(self, count: int) -> list[Delivery]:
-        """Receive so many different messages, in the order in which they came, and acknowledge none."""
+        """Receive this number of different messages, in the order of their arrival, and acknowledge none."""
         held: list[Delivery] = []
         end = time.monotonic() + PATIENCE
         while (missing := count - len({each.message.id for each in held})) > 0:

@@ -1,5 +1,5 @@
 # Twin: reader.py is generated from this file by make twins.
-"""Read the history of events from a store, in whichever process.
+"""Read the history of events from a store, from any process.
 
 ::
 
@@ -38,7 +38,7 @@ class AsyncTrailReader:
     def __init__(self, store: AsyncStore, *, secret: bytes | None = None) -> None:
         """
         :param store: where a ``Trail`` writes: memory, SQLite, PostgreSQL, MySQL or Redis.
-        :param secret: that of the trail, if it has one.
+        :param secret: the secret of the trail, if it has one.
         """
         check_trails(store)
         self._store = store

@@ -35,29 +35,10 @@ STATUSES: Final = {
 
 _WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _QUERIES: Final = frozenset(
-    [
-        "calculate",
-        "check",
-        "count",
-        "describe",
-        "estimate",
-        "evaluate",
-        "fetch",
-        "filter",
-        "find",
-        "get",
-        "list",
-        "lookup",
-        "match",
-        "preview",
-        "query",
-        "read",
-        "resolve",
-        "search",
-        "simulate",
-        "suggest",
-        "validate",
-    ]
+    {
+        *("calculate", "check", "count", "describe", "estimate", "evaluate", "fetch", "filter", "find", "get", "list"),
+        *("lookup", "match", "preview", "query", "read", "resolve", "search", "simulate", "suggest", "validate"),
+    }
 )
 """Words that name a POST which changes nothing."""
 _UPDATES: Final = frozenset(["change", "edit", "modify", "patch", "replace", "update"])
@@ -162,9 +143,9 @@ def _kind(operation: DocumentedOperation, keyed: bool, conditional: bool) -> str
     last = next((part for part in reversed(operation.path.split("/")) if part and "{" not in part), "")
     words = _words(last)
     verb = _words(re.split(r"[/.]", operation.id)[-1])[:1]  # of repos/create-fork and storage.buckets.insert, the last
-    for told in (verb, {*words[:1], *words[-1:]}):
+    for hints in (verb, {*words[:1], *words[-1:]}):
         for names, kind in _KINDS:
-            if names.intersection(told):
+            if names.intersection(hints):
                 return kind
     return "action"
 

@@ -23,7 +23,7 @@ from semel.stores.urls import check_store, has_outbox, open_any_store, store_ris
 from semel.verify.findings import ERROR, WARNING, Finding
 
 LATE: Final = 3600.0
-"""A sweep is late when the oldest expired record has waited for so many seconds."""
+"""A sweep is late if the oldest expired record has waited for more seconds than this."""
 STUCK: Final = 300.0
 """Seconds after which an abandoned operation, or a message in the outbox, is stuck."""
 _SERIOUS: Final = frozenset({"eviction", "no-persistence", "fsync-off", "late-commits", "read-only"})

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from semel.cli.commands import (
     FAILED,
     OK,
-    SIGNALS,
     Command,
     add_caution,
     add_url,
@@ -143,21 +142,21 @@ async def _relay_async(open_store: Any, url: str, broker: Broker, settings: dict
         stopping.set()
         tasks.add(loop.create_task(running.stop()))
 
-    for number in SIGNALS:
-        loop.add_signal_handler(number, stop)
+    def stop_soon() -> None:
+        loop.call_soon_threadsafe(stop)
+
     try:
-        lines.begin(running)
-        if lines.once:
-            lines.report = await running.drain()
-            return
-        async with running:
-            while not stopping.is_set():
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stopping.wait(), 1.0)
-                lines.tell()
+        with stop_on_signals(stop_soon):
+            lines.begin(running)
+            if lines.once:
+                lines.report = await running.drain()
+                return
+            async with running:
+                while not stopping.is_set():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(stopping.wait(), 1.0)
+                    lines.tell()
     finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
         await store.close()
 
 

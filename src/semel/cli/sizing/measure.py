@@ -22,20 +22,21 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from semel.cli.sizing.samples import Measured, Sample, Work, in_pages
+from semel.cli.sizing.samples import Measured, Sample, Work, in_one_line, in_pages
 from semel.core.policy import seconds
 from semel.engine.ports import Store
 from semel.errors import SemelError, StoreUnavailable, StoreUncertain
+from semel.stores.batching.batches import result_of
 from semel.stores.settings import plain_url
 from semel.stores.urls import SCHEMES, has_tables, sqlite_path, tiers
 
 FLOOR: Final = 2000
-"""Records that tell what one takes in SQLite, whose indexes have some thirty pages then, and in PostgreSQL, which gives
-out room by pages of 8 kB."""
+"""Records that are enough to know the size of one in SQLite and PostgreSQL, which allocate space by the page: their
+indexes fill about thirty pages then."""
 MYSQL_FLOOR: Final = 10_000
-"""InnoDB soon gives out room by the megabyte."""
-LOCKED: Final = 30
-"""Seconds for which a removal waits behind somebody who looks at the samples: a backup, an open transaction."""
+"""The same for InnoDB, which soon allocates space by the megabyte."""
+LOCK_SECONDS: Final = 30
+"""Seconds for which a removal waits for a lock that a backup or an open transaction holds on the samples."""
 
 
 def measure(url: str, sample: Sample) -> list[Measured]:
@@ -133,7 +134,7 @@ def postgres(url: str, sample: Sample) -> list[Measured]:
 
     def remove() -> None:
         with closing(Psycopg().connect(settings).raw) as again, again.transaction():  # the other may be lost
-            again.execute(f"SET LOCAL lock_timeout = '{LOCKED}s'".encode())
+            again.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'".encode())
             again.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE".encode())
 
     def sizes() -> tuple[float, float]:
@@ -167,7 +168,7 @@ def mysql(url: str, sample: Sample) -> list[Measured]:
 
     def remove() -> None:
         with closing(PyMySQL().connect(settings).raw) as again, again.cursor() as last:  # the other may be lost
-            last.execute(f"SET SESSION lock_wait_timeout = {LOCKED}, innodb_lock_wait_timeout = {LOCKED}")
+            last.execute(f"SET SESSION lock_wait_timeout = {LOCK_SECONDS}, innodb_lock_wait_timeout = {LOCK_SECONDS}")
             last.execute(f"DROP DATABASE IF EXISTS {database}")
 
     with closing(PyMySQL().connect(settings).raw) as raw, raw.cursor() as cursor:
@@ -229,7 +230,7 @@ def _in_new_place(
         except errors as error:
             made = not refused(error)
             raise StoreUnavailable(
-                f"samples are written in a {what} of their own, which this user may not make: {_line(error)}"
+                f"samples are written in a {what} of their own, which this user may not make: {in_one_line(error)}"
             ) from error
         migrate()
         try:
@@ -238,19 +239,15 @@ def _in_new_place(
                 sample.fill(opened, floor, lambda: sum(sizes()) - sum(empty))
             full = sizes()
         except errors as error:
-            raise StoreUnavailable(f"the samples cannot be measured: {_line(error)}") from error
+            raise StoreUnavailable(f"the samples cannot be measured: {in_one_line(error)}") from error
     work = (Work("statements", first=2, again=1),)
     data, index = (full[i] - empty[i] for i in (0, 1))
     return [in_pages(store, len(sample.ids), data, index, f"a {what} of its own", work)]
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
-
-
 # -- Redis
 
-BESIDE: Final = 72
+KEY_OVERHEAD: Final = 72
 """Bytes of a key that MEMORY USAGE leaves out, in Redis 7: its entry among those that expire (32), what the allocator
 adds to its other entry (8), and its share of the two hash tables, which are half empty at worst (16 each)."""
 BATCH: Final = 1000
@@ -269,7 +266,7 @@ def redis(url: str, sample: Sample) -> list[Measured]:
         with closing(RedisStore(url, prefix=prefix)) as store:
             sample.write(store)
         taken = usage()
-    how = f"MEMORY USAGE of each key, and {BESIDE} B that it leaves out"
+    how = f"MEMORY USAGE of each key, and {KEY_OVERHEAD} B that it leaves out"
     work = (Work("commands", first=2, again=1),)
     return [Measured("redis", "memory", sample.count, taken, None, how, work=work)]
 
@@ -299,7 +296,7 @@ def copies(url: str, sample: Sample) -> list[Measured]:
             finally:
                 cache.settle(b"")
         taken = usage()
-    how = f"MEMORY USAGE of each copy, and {BESIDE} B that it leaves out"
+    how = f"MEMORY USAGE of each copy, and {KEY_OVERHEAD} B that it leaves out"
     work = (Work("commands", first=2, again=1),)
     return [Measured("cache in redis", "memory", sample.count, taken, None, how, seconds(KEEP), work)]
 
@@ -337,10 +334,7 @@ def _usage(url: str, prefix: str, sample: Sample, key_of: Callable[[bytes], byte
                 if address not in links or links[address].closed:
                     links[address] = RedisConnection(settings, address)
                 answers = links[address].exchange([RedisCommand((*words, key)) for key in keys[first : first + BATCH]])
-                for answer in answers:
-                    if isinstance(answer, SemelError):
-                        raise answer
-                yield answers
+                yield [result_of(answer) for answer in answers]
 
     def usage() -> float:
         taken: list[int] = []
@@ -349,7 +343,7 @@ def _usage(url: str, prefix: str, sample: Sample, key_of: Callable[[bytes], byte
                 raise StoreUnavailable("Redis has not kept all samples: it has no memory left, or forgets what is old")
             taken += answers
             sample.interrupts.check()
-        return sum(taken) / len(taken) + BESIDE
+        return sum(taken) / len(taken) + KEY_OVERHEAD
 
     def remove() -> None:
         for _ in ask(b"UNLINK"):
@@ -367,26 +361,27 @@ def _usage(url: str, prefix: str, sample: Sample, key_of: Callable[[bytes], byte
 
 # -- DynamoDB: items are weighed by the rules of billing
 
-OVERHEAD: Final = 100
+ITEM_OVERHEAD: Final = 100
 """Bytes that the service adds to each item when it bills storage."""
 WRITE_UNIT: Final = 1024
 READ_UNIT: Final = 4096
 PAGE: Final = 1024 * 1024
-MAKING: Final = 120.0
+CREATE_SECONDS: Final = 120.0
 """Seconds for creating a table, or until it can be deleted. The service needs about ten."""
-AWAY: Final = 10.0
+RETRY_SECONDS: Final = 10.0
 """Seconds for which the deletion is retried when the service does not answer."""
-PAUSE: Final = 1.0
+POLL_SECONDS: Final = 1.0
 _NOT_YET: Final = ("ResourceInUseException", "LimitExceededException", "ThrottlingException", "InternalServerError")
 """Error codes for a table that cannot be deleted yet, because it is still being created."""
 
 
 def dynamodb(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.dynamodb import DynamoDBStore
-    from semel.stores.dynamodb.failures import error_of, public_error
+    from semel.stores.dynamodb.failures import error_of
     from semel.stores.dynamodb.programs import SCAN_PAGES
     from semel.stores.dynamodb.settings import DynamoDBSettings
     from semel.stores.dynamodb.sync import open_client
+    from semel.stores.retries import public_error
 
     DynamoDBSettings(url)  # checks the URL; the table is another one
     inside = urlsplit(url)._replace(path=f"/semel-size-{secrets.token_hex(6)}").geturl()
@@ -403,8 +398,8 @@ def dynamodb(url: str, sample: Sample) -> list[Measured]:
                 raise
             except Exception as error:
                 raise public_error(error_of(error, settings.table)) from error
-    begun, done = (sum(map(_weight, some)) / len(items) for some in (map(_claimed, items), items))
-    largest = max(map(_weight, items))
+    begun, done = (sum(map(_item_bytes, some)) / len(items) for some in (map(_as_claimed, items), items))
+    largest = max(map(_item_bytes, items))
     # A write is billed by the larger item, before or after it. A claim that finds a record is billed as a write of it.
     finished = math.ceil(largest / WRITE_UNIT)
     work = (
@@ -412,7 +407,7 @@ def dynamodb(url: str, sample: Sample) -> list[Measured]:
         Work("read capacity units", first=0, again=0, sweep=SCAN_PAGES * PAGE // READ_UNIT),
     )
     how = "the items of a table of its own"
-    return [Measured("dynamodb", "disk", len(items), done + OVERHEAD, None, how, work=work)]
+    return [Measured("dynamodb", "disk", len(items), done + ITEM_OVERHEAD, None, how, work=work)]
 
 
 class _Table:
@@ -434,12 +429,12 @@ class _Table:
         except Exception as error:
             self._refused = not isinstance(error_of(error, self._name), StoreUncertain)
             raise
-        ends = time.monotonic() + MAKING
+        ends = time.monotonic() + CREATE_SECONDS
         while not self._is_there():
             self._check()
             if time.monotonic() > ends:
-                raise StoreUnavailable(f"the table {self._name} was not made within {MAKING:.0f} s")
-            time.sleep(PAUSE)
+                raise StoreUnavailable(f"the table {self._name} was not made within {CREATE_SECONDS:.0f} s")
+            time.sleep(POLL_SECONDS)
 
     def _is_there(self) -> bool:
         try:
@@ -465,34 +460,34 @@ class _Table:
                 return
             except Exception as error:
                 code = (getattr(error, "response", None) or {}).get("Error", {}).get("Code")
-                patience = MAKING if code in _NOT_YET else AWAY if code is None else 0.0
+                patience = CREATE_SECONDS if code in _NOT_YET else RETRY_SECONDS if code is None else 0.0
                 if time.monotonic() - begun >= patience:
                     raise
-            time.sleep(PAUSE)
+            time.sleep(POLL_SECONDS)
 
 
-def _claimed(item: dict[str, Any]) -> dict[str, Any]:
+def _as_claimed(item: dict[str, Any]) -> dict[str, Any]:
     """The item as the claim wrote it."""
     return {name: value for name, value in item.items() if name != "snapshot"}
 
 
-def _weight(item: dict[str, Any]) -> int:
+def _item_bytes(item: dict[str, Any]) -> int:
     """Bytes of an item, by the rules of billing."""
-    return _taken({"M": item}) - 3
+    return _attribute_bytes({"M": item}) - 3
 
 
-def _taken(value: dict[str, Any]) -> int:
+def _attribute_bytes(value: dict[str, Any]) -> int:
     """Bytes of an attribute. Names count; a number takes half a byte per digit."""
-    ((kind, given),) = value.items()
+    ((kind, content),) = value.items()
     if kind == "M":
-        return 3 + sum(len(name.encode()) + 1 + _taken(each) for name, each in given.items())
+        return 3 + sum(len(name.encode()) + 1 + _attribute_bytes(each) for name, each in content.items())
     if kind == "L":
-        return 3 + sum(1 + _taken(each) for each in given)
+        return 3 + sum(1 + _attribute_bytes(each) for each in content)
     if kind == "N":
-        return len(given.strip("-0.")) // 2 + 2
+        return len(content.strip("-0.")) // 2 + 2
     if kind == "S":
-        return len(given.encode("utf-8", "surrogatepass"))
-    return len(given) if kind == "B" else 1
+        return len(content.encode("utf-8", "surrogatepass"))
+    return len(content) if kind == "B" else 1
 
 
 MEASURES: Final[dict[str, Callable[[str, Sample], list[Measured]]]] = {

@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from semel.codec import Codec
 from semel.core.encoding.snapshot import Kind
-from semel.core.ops import Claim, Claimed, Complete
+from semel.core.ops import Claim, Complete
 from semel.core.states import Takeover
 from semel.engine.ports import Store
 from semel.errors import SemelError, StoreUnavailable
+from semel.stores.batching.batches import result_of
 
 BATCH: Final = 100
 LIFE: Final = 3600.0
@@ -76,7 +77,7 @@ class Measured:
 
 
 def in_pages(store: str, records: int, data: float, index: float | None, how: str, work: tuple[Work, ...]) -> Measured:
-    """What a database tells that gives out whole pages: of few records it may not have needed another one."""
+    """The figures of a database that allocates whole pages. Raises StoreUnavailable if no new page was needed."""
     if data <= 0:
         raise StoreUnavailable(
             f"{records} records took no more room in {store} than it had ready; write more --records"
@@ -84,6 +85,11 @@ def in_pages(store: str, records: int, data: float, index: float | None, how: st
     if index is not None and index <= 0:
         how, index = f"{how}; their indexes fill no page", None
     return Measured(store, "disk", records, data / records, None if index is None else index / records, how, work=work)
+
+
+def in_one_line(error: Exception) -> str:
+    """The text of a driver's error, for a message of ours."""
+    return " ".join(str(error).split())[:300]
 
 
 class Sample:
@@ -104,9 +110,10 @@ class Sample:
         """Bytes of the answer in the form that a store gets."""
         return len(Codec().seal(Kind.VALUE, "plain", self.answer, b""))
 
-    def write(self, store: Store, count: int | None = None, *, after: Callable[[], None] | None = None) -> list[bytes]:
-        """Claim and complete the records. Returns the ids of all records written so far.
+    def write(self, store: Store, count: int | None = None, *, after: Callable[[], None] | None = None) -> None:
+        """Claim and complete the records.
 
+        :param count: how many, if other than those of the sample.
         :param after: called after each batch.
         """
         codec = Codec()
@@ -116,19 +123,16 @@ class Sample:
             some = [secrets.token_bytes(16) for _ in range(min(BATCH, left))]
             left -= len(some)
             self.ids += some
-            claimed = self._all(store, [self._claim(id) for id in some])
-            self._all(
-                store,
-                [
-                    Complete(id, answer.token, codec.seal(Kind.VALUE, "plain", self.answer, id), LIFE)
-                    for id, answer in zip(some, claimed, strict=True)
-                    if isinstance(answer, Claimed)
-                ],
-            )
+            claimed = store.execute_many([self._claim(id) for id in some])
+            completions = [
+                Complete(id, result_of(answer).token, codec.seal(Kind.VALUE, "plain", self.answer, id), LIFE)
+                for id, answer in zip(some, claimed, strict=True)
+            ]
+            for answer in store.execute_many(completions):
+                result_of(answer)
             if after is not None:
                 after()
         self.interrupts.check()
-        return self.ids
 
     def fill(self, store: Store, floor: int, grown: Callable[[], float]) -> None:
         """Write the records, and more if they are too few for a database that allocates whole pages.
@@ -144,13 +148,6 @@ class Sample:
         key = f"{id[:4].hex()}-{id[4:6].hex()}-{id[6:8].hex()}-{id[8:10].hex()}-{id[10:].hex()}"
         nonce = int.from_bytes(id[:7], "big")
         return Claim(id, nonce, secrets.token_bytes(16), LIFE, LIFE, Takeover.RETRY, _TENANT, _OPERATION, key)
-
-    def _all(self, store: Store, ops: list[Any]) -> list[Any]:
-        answers = store.execute_many(ops)
-        for answer in answers:
-            if isinstance(answer, SemelError):
-                raise answer
-        return answers
 
 
 class Interrupts:
@@ -206,8 +203,9 @@ class Interrupts:
                 remove()
             except Exception as error:
                 why = f"{failed}; " if isinstance(failed, SemelError) else ""
-                said = " ".join(str(error).split())[:300]
-                raise StoreUnavailable(f"{why}{what} could not be removed, do so by hand: {said}") from error
+                raise StoreUnavailable(
+                    f"{why}{what} could not be removed, do so by hand: {in_one_line(error)}"
+                ) from error
             finally:
                 self._careful = False
         self.check()

@@ -15,13 +15,13 @@ from semel.stores.sizing import MARGIN, Needs, bytes_in, duration, recommended, 
 if TYPE_CHECKING:
     from semel.cli.sizing.samples import Measured
 
-RECORDS: Final = 2000
-LARGEST: Final = 64 * 1024 * 1024
-"""Bytes of an answer: the default limit of the codec."""
-TOO_MUCH: Final = 2**31
-"""Bytes of all samples."""
-MUCH: Final = 200_000_000
-"""Bytes of all samples by default: of large answers, fewer are written."""
+DEFAULT_RECORDS: Final = 2000
+LARGEST_ANSWER: Final = 64 * 1024 * 1024
+"""Bytes: the default limit of the codec."""
+MOST_BYTES: Final = 2**31
+"""Bytes that all samples together may have."""
+DEFAULT_BYTES: Final = 200_000_000
+"""Bytes of all samples by default. If answers are large, fewer samples are written."""
 DEFAULT_WINDOW: Final = 86400.0
 
 
@@ -92,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
         _tell(f"writing {records} samples …")
     with interrupts.handled():
         measured = measure(args.store, Sample(answer, records, interrupts))
-    enough = needed is None or window >= (needs.longest() or ("", 0.0))[1]
+    longest = needs.longest()
+    enough = longest is None or window >= longest[1]
     found = {
         "qps": qps,
         "window_seconds": window,
@@ -101,12 +102,12 @@ def run(args: argparse.Namespace) -> int:
         "writes_per_second": 2 * qps,
         "removed_per_second": qps,
         "recommended_window_seconds": needed,
-        "decided_by": None if needed is None else (needs.longest() or ("",))[0],
+        "decided_by": None if longest is None else longest[0],
         "window_is_enough": enough,
     }
     print(json.dumps(found)) if args.json else _show(found, measured)
     if not enough:
-        _tell("semel: the window is too short: a request that comes again after it runs again")
+        _tell("semel: the window is too short: a retry that arrives after it runs the operation again")
     return OK if enough else FAILED
 
 
@@ -167,7 +168,7 @@ def _show(found: dict[str, Any], measured: list[Measured]) -> None:
     print()
     for each, asked in zip(found["store"], measured, strict=True):
         for work, one in zip(each["work"], asked.work, strict=True):
-            print(f"{each['store']}: {_worked(work, one.which)}")
+            print(f"{each['store']}: {_describe_work(work, one.which)}")
         by = f"measured on {asked.records} records, by {asked.how}" if asked.records else asked.how
         print(f"{each['store']}: {by}")
     needed = found["recommended_window_seconds"]
@@ -181,7 +182,7 @@ def _show(found: dict[str, Any], measured: list[Measured]) -> None:
     )
 
 
-def _worked(work: dict[str, Any], which: str) -> str:
+def _describe_work(work: dict[str, Any], which: str) -> str:
     unit, new, retry, sweep = (work[name] for name in ("unit", "per_new_key", "per_retry", "per_sweep_at_most"))
     words = f"{work['per_second']:,.12g} {unit} each second ({new:g} for a new key), {retry or 'none'} for {which}"
     if not new and not retry:
@@ -194,26 +195,28 @@ def _answer(args: argparse.Namespace) -> bytes:
         import secrets
 
         length = bytes_in(args.body)
-        if length > LARGEST:
-            raise PolicyError(f"--body: {args.body[:40]} is too large for an answer; write at most {size(LARGEST)}")
+        if length > LARGEST_ANSWER:
+            raise PolicyError(
+                f"--body: {args.body[:40]} is too large for an answer; write at most {size(LARGEST_ANSWER)}"
+            )
         return secrets.token_bytes(length)  # random bytes do not compress, so the size stays
     try:
         with open(args.sample, "rb") as file:
-            answer = file.read(LARGEST + 1)
+            answer = file.read(LARGEST_ANSWER + 1)
     except OSError as error:
         raise PolicyError(f"--sample: {error}") from error
-    if len(answer) > LARGEST:
-        raise PolicyError(f"--sample: the file is too large for an answer; give one of at most {size(LARGEST)}")
+    if len(answer) > LARGEST_ANSWER:
+        raise PolicyError(f"--sample: the file is too large for an answer; give one of at most {size(LARGEST_ANSWER)}")
     return answer
 
 
 def _records(asked: int | None, length: int) -> int:
     if asked is None:
-        return max(1, min(RECORDS, MUCH // max(1, length)))
+        return max(1, min(DEFAULT_RECORDS, DEFAULT_BYTES // max(1, length)))
     if not 10 <= asked <= 1_000_000:
         raise PolicyError(f"--records is 10 to 1000000, not {asked}")
-    if asked * length > TOO_MUCH:
-        fit = TOO_MUCH // length
+    if asked * length > MOST_BYTES:
+        fit = MOST_BYTES // length
         raise PolicyError(f"--records: {asked} answers of {size(length)} are too much to write; {fit} are enough")
     return asked
 

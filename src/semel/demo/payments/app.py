@@ -29,6 +29,7 @@ from semel import __version__
 from semel.console import Access, Console
 from semel.console.app import Panel
 from semel.console.gate import allow_on_this_machine
+from semel.console.serving import make_server
 from semel.core.policy import Policy
 from semel.demo.payments.data import Books
 from semel.demo.payments.routes import router, tenant_of
@@ -45,12 +46,11 @@ LEASE: Final = 2.0
 """Seconds until a silent worker is taken over: short, so that it can be watched."""
 MISTAKES: Final = ("unprotected", "blind", "silent")
 """Semel bypassed; a payment that does not look for its own row; an answer without a row."""
-GRACE: Final = 3
-"""Seconds for running requests to end when the process stops."""
 _PAGE: Final = files("semel.demo.payments") / "page.html"
 _PANEL: Final = files("semel.demo.payments") / "panel.html"
 _PANEL_SCRIPT: Final = files("semel.demo.payments") / "panel.js"
 _MODULE: Final = files("semel") / "client/browser/semel.js"
+"""The browser's half of Semel: the form and the buttons use it."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(router)
     app.state.console = console
     app.add_api_route("/try", _try, include_in_schema=False)
-    app.add_api_route("/semel.js", _module, include_in_schema=False)
-    app.add_api_route("/demo.js", _panel_script, include_in_schema=False)
+    app.add_api_route("/semel.js", lambda: _script(_MODULE), include_in_schema=False)
+    app.add_api_route("/demo.js", lambda: _script(_PANEL_SCRIPT), include_in_schema=False)
     for path in console.paths:  # one by one: what is mounted at "/" would answer for every mistyped address
         app.router.routes.append(Route(path, console))
     app.add_api_route("/metrics", lambda: _metrics(registry), include_in_schema=False)
@@ -174,13 +174,8 @@ def _metrics(registry: Any) -> Response:
     return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-async def _module() -> Response:
-    """The browser's half: the form and the buttons use it."""
-    return Response(_MODULE.read_bytes(), media_type="text/javascript")
-
-
-async def _panel_script() -> Response:
-    return Response(_PANEL_SCRIPT.read_bytes(), media_type="text/javascript")
+def _script(file: Any) -> Response:
+    return Response(file.read_bytes(), media_type="text/javascript")
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
@@ -204,15 +199,8 @@ async def _away(request: Request, error: Exception) -> JSONResponse:
 
 
 async def serve(settings: ServiceSettings, descriptor: int) -> None:
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        def capture_signals(self) -> Any:  # the parent decides when to stop, and writes to standard input
-            return contextlib.nullcontext()
-
     app = make_app(settings)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE, lifespan="on")
-    server = Server(config)
+    server = make_server(app)
     loop = asyncio.get_running_loop()
 
     def stop() -> None:

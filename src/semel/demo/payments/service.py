@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import importlib
-import socket
 import time
 from pathlib import Path
 from typing import Any, Final, Self
@@ -15,8 +14,6 @@ from semel.errors import ConfigurationError, MissingDependency
 from semel.stores.urls import migrate_store
 
 HOST: Final = "127.0.0.1"
-BACKLOG: Final = 512
-"""Connections that wait while no process is there to take them."""
 START: Final = 30.0
 """Seconds that the service has to answer for the first time."""
 STOP: Final = 1.5
@@ -45,13 +42,15 @@ class Service:
         :param mistake: what is wrong with the service on purpose.
         :param beside: the store of another service, which the console shows as well.
         """
+        from semel.console.serving import listen  # needs Starlette, which a storm straight on the store does not
+
         self.store = store or f"sqlite:///{folder}/semel.db"
         migrate_store(self.store)
         # In the store's own database where it has SQL tables, otherwise in a file.
         where = self.store if has_books(self.store) else f"sqlite:///{folder}/books.db"
         self.books = Books(where)
         self.books.prepare()
-        self._socket = _listen(port)
+        self._socket = listen(HOST, port)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{HOST}:{self.port}"
         self._count = workers
@@ -100,17 +99,3 @@ class Service:
             return False
         finally:
             connection.close()
-
-
-def _listen(port: int) -> socket.socket:
-    ours = socket.socket()
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        ours.bind((HOST, port))
-        ours.listen(BACKLOG)
-    except OSError as error:
-        ours.close()
-        raise ConfigurationError(
-            f"port {port} of {HOST} cannot be used ({error.strerror}): choose another with --port, or 0 for a free one"
-        ) from error
-    return ours

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-_WITH_ASSERTIONS = ("claims", "concurrency", "lifetimes", "listing", "owners", "script", "steps")
+_WITH_ASSERTIONS = ("claims", "concurrency", "lifetimes", "listing", "owners", "script", "steps", "aio_stage", "stage")
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _WITH_ASSERTIONS))
 
+from semel.testing.conformance.aio_stage import AsyncStage  # noqa: E402
 from semel.testing.conformance.script import (  # noqa: E402
     Batch,
     Elapse,
@@ -32,15 +33,8 @@ from semel.testing.conformance.script import (  # noqa: E402
     Together,
     WaitForChange,
 )
-from semel.testing.conformance.suite import (  # noqa: E402
-    FAMILIES,
-    AsyncStage,
-    AsyncStoreSuite,
-    Stage,
-    StoreSuite,
-    play,
-    play_async,
-)
+from semel.testing.conformance.stage import Stage, play  # noqa: E402
+from semel.testing.conformance.suite import FAMILIES, AsyncStoreSuite, StoreSuite, play_async  # noqa: E402
 
 if TYPE_CHECKING:
     from semel.testing.conformance.machine import async_machine_for as async_machine_for

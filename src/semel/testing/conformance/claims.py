@@ -135,10 +135,8 @@ def another_fingerprint_never_changes_a_record() -> Script:
             record = yield from shown(claim(silent, fingerprint=b"g" * 16, takeover=rule), State.ABANDONED)
             assert record.fingerprint == b"f" * 16
             yield from assert_unchanged(silent, before)
-    for state in (State.RUNNING, State.DONE):
-        id, claimed = yield from running(fingerprint=b"f" * 16)
-        if state is State.DONE:
-            assert (yield Complete(id, claimed.token, b"answer", TTL)) is True
+    for make, state in ((running, State.RUNNING), (done, State.DONE)):
+        id, _ = yield from make(fingerprint=b"f" * 16)
         before = yield Lookup(id)
         record = yield from shown(claim(id, fingerprint=b"g" * 16), state)
         assert record.fingerprint == b"f" * 16
@@ -229,20 +227,16 @@ REPLAY = Family("replay")
 
 @REPLAY()
 def the_answer_comes_back_byte_for_byte() -> Script:
-    id, claimed = yield from running(fingerprint=b"f" * 16)
-    assert (yield Complete(id, claimed.token, b"\x00\xff answer \r\n\x00", TTL)) is True
+    answer = b"\x00\xff answer \r\n\x00"
+    id, claimed = yield from done(answer, fingerprint=b"f" * 16)
     for _ in range(3):
         record = yield from shown(claim(id, fingerprint=b"f" * 16), State.DONE)
-        assert record.snapshot == b"\x00\xff answer \r\n\x00"
+        assert record.snapshot == answer
         assert type(record.snapshot) is bytes
         assert (record.id, record.token, record.attempt, record.fingerprint) == (id, claimed.token, 1, b"f" * 16)
         assert LIVE < record.expires_in <= TTL
     record = yield Lookup(id)
-    assert (record.state, record.snapshot, record.fingerprint) == (
-        State.DONE,
-        b"\x00\xff answer \r\n\x00",
-        b"f" * 16,
-    )
+    assert (record.state, record.snapshot, record.fingerprint) == (State.DONE, answer, b"f" * 16)
     assert record.lease_left <= 0
 
 
@@ -258,8 +252,7 @@ def the_age_counts_from_the_first_claim() -> Script:
 @REPLAY()
 def a_completion_sent_again_is_answered_alike() -> Script:
     """The first answer may have been lost. The record stays as the first completion left it."""
-    id, claimed = yield from running()
-    assert (yield Complete(id, claimed.token, b"first", TTL)) is True
+    id, claimed = yield from done(b"first")
     before = yield Lookup(id)
     for snapshot in (b"first", b"other", b""):
         assert (yield Complete(id, claimed.token, snapshot, 50 * TTL)) is True
@@ -277,8 +270,7 @@ def the_answer_of_a_later_attempt_comes_back() -> Script:
 
 @REPLAY()
 def the_ttl_of_the_completion_counts_from_the_completion() -> Script:
-    id, claimed = yield from running(ttl=TTL)
-    assert (yield Complete(id, claimed.token, b"answer", 5 * TTL)) is True
+    id, _ = yield from done(ttl=TTL, answer_ttl=5 * TTL)
     assert 4 * TTL < (yield Lookup(id)).expires_in <= 5 * TTL
 
 
@@ -327,10 +319,8 @@ LARGE = bytes(range(256)) * 4096
 @VALUES()
 def any_snapshot_comes_back() -> Script:
     for snapshot in SNAPSHOTS:
-        id, claimed = yield from running()
-        assert (yield Complete(id, claimed.token, snapshot, TTL)) is True
-        record = yield from shown(claim(id), State.DONE)
-        assert record.snapshot == snapshot
+        id, _ = yield from done(snapshot)
+        assert (yield from shown(claim(id), State.DONE)).snapshot == snapshot
         assert (yield Elsewhere(Lookup(id))).snapshot == snapshot
 
 

@@ -43,6 +43,7 @@ from semel.testing.conformance.script import (
     new_id,
     next_attempt,
     running,
+    several,
     shown,
     unknown,
     won,
@@ -243,12 +244,10 @@ def of_many_values_for_a_step_one_stays() -> Script:
 @RACE()
 def batches_over_the_same_records_do_not_stand_in_each_others_way() -> Script:
     """The batches have opposite orders. A store that locks row by row must sort them or retry, or it would deadlock."""
-    attempts = []
-    for _ in range(RIVALS):
-        attempts.append((yield from running()))
-    renewals = [Renew(id, claimed.token, LIVE) for id, claimed in attempts]
-    completions = [Complete(id, claimed.token, b"answer", TTL) for id, claimed in attempts]
-    claims = [claim(id) for id, _ in attempts]
+    attempts = yield from several(RIVALS)
+    renewals = [Renew(id, claimed.token, LIVE) for id, claimed in attempts.items()]
+    completions = [Complete(id, claimed.token, b"answer", TTL) for id, claimed in attempts.items()]
+    claims = [claim(id) for id in attempts]
     for ops in (renewals, completions, claims):
         for _ in range(ROUNDS):
             both = yield Together([Batch(ops), Elsewhere(Batch(ops[::-1])), Batch(ops[::-1]), Elsewhere(Batch(ops))])
@@ -499,11 +498,9 @@ def an_attempt_that_carries_on_does_not_lose_its_waiters() -> Script:
 
 @WAKEUP(wakes=True)
 def each_waits_for_its_own_record() -> Script:
-    attempts = []
-    for _ in range(8):
-        attempts.append((yield from running()))
-    waits = [WaitForChange(id, LONG) for id, _ in attempts]
-    ends = [_after_a_while(Complete(id, claimed.token, b"answer", TTL)) for id, claimed in attempts]
+    attempts = yield from several(8)
+    waits = [WaitForChange(id, LONG) for id in attempts]
+    ends = [_after_a_while(Complete(id, claimed.token, b"answer", TTL)) for id, claimed in attempts.items()]
     answers = yield Together([*waits, *ends])
     assert max(answers[:8]) < SOON
     assert answers[8:] == [True] * 8

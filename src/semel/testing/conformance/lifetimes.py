@@ -28,6 +28,7 @@ from semel.testing.conformance.script import (
     drained,
     new_id,
     running,
+    several,
     shown,
     unknown,
     won,
@@ -47,8 +48,7 @@ def an_answer_past_its_ttl_is_absent() -> Script:
 
 @EXPIRY()
 def an_answer_may_expire_sooner_than_its_claim_promised() -> Script:
-    id, claimed = yield from running(ttl=TTL)
-    assert (yield Complete(id, claimed.token, b"brief", SHORT)) is True
+    id, _ = yield from done(ttl=TTL, answer_ttl=SHORT)
     yield PAST_SHORT
     assert (yield Lookup(id)) is None
     assert (yield from won(claim(id))).attempt == 1
@@ -56,8 +56,7 @@ def an_answer_may_expire_sooner_than_its_claim_promised() -> Script:
 
 @EXPIRY()
 def an_answer_may_live_longer_than_its_claim_promised() -> Script:
-    id, claimed = yield from running(ttl=SHORT)
-    assert (yield Complete(id, claimed.token, b"kept", TTL)) is True
+    id, _ = yield from done(b"kept", ttl=SHORT, answer_ttl=TTL)
     yield PAST_SHORT
     yield Sweep(1000)
     assert (yield from shown(claim(id), State.DONE)).snapshot == b"kept"
@@ -130,8 +129,7 @@ def a_live_attempt_outlives_its_ttl() -> Script:
 
 @EXPIRY()
 def what_is_unknown_never_expires() -> Script:
-    given_up, claimed = yield from running(ttl=SHORT)
-    assert (yield Release(given_up, claimed.token, State.UNKNOWN)) is True
+    given_up, _ = yield from unknown(ttl=SHORT)
     refused, _ = yield from abandoned(ttl=SHORT, takeover=Takeover.REJECT)
     yield from shown(claim(refused), State.UNKNOWN)
     yield PAST_SHORT
@@ -159,8 +157,7 @@ def a_resolved_answer_lives_its_ttl() -> Script:
 
 @EXPIRY()
 def what_is_kept_for_ever_is_kept() -> Script:
-    id, claimed = yield from running(ttl=FOREVER)
-    assert (yield Complete(id, claimed.token, b"kept", FOREVER)) is True
+    id, _ = yield from done(b"kept", ttl=FOREVER)
     yield PAST_SHORT
     yield Sweep(1000)
     record = yield Lookup(id)
@@ -226,8 +223,7 @@ def everything_else_is_left_as_it_is() -> Script:
     lost, _ = yield from unknown()
     (silent,) = yield from abandoned_many(1)
     (silent_for_good,) = yield from abandoned_many(1, takeover=Takeover.REJECT)
-    completed_late, claimed = yield from running(ttl=SHORT)
-    assert (yield Complete(completed_late, claimed.token, b"kept", TTL)) is True
+    completed_late, _ = yield from done(ttl=SHORT, answer_ttl=TTL)
     ids = (live, live_past_its_ttl, finished, lost, silent, silent_for_good, completed_late)
     yield PAST_SHORT
     before = []
@@ -304,10 +300,8 @@ def every_live_record_is_counted_whatever_its_state() -> Script:
     tenant = new_tenant()
     yield from running(tenant=tenant)
     yield from running(tenant=tenant, ttl=SHORT)  # its owner is still running after the ttl
-    done, claimed = yield from running(tenant=tenant)
-    assert (yield Complete(done, claimed.token, b"answer", TTL)) is True
-    lost, claimed = yield from running(tenant=tenant)
-    assert (yield Release(lost, claimed.token, State.UNKNOWN)) is True
+    yield from done(tenant=tenant)
+    yield from unknown(tenant=tenant)
     yield from running(tenant=tenant, lease=SHORT)
     # In doubt, so it does not expire.
     yield from running(tenant=tenant, lease=SHORT, ttl=SHORT, takeover=Takeover.REJECT)
@@ -320,8 +314,7 @@ def every_live_record_is_counted_whatever_its_state() -> Script:
 def what_has_expired_or_was_let_go_is_not_counted() -> Script:
     tenant = new_tenant()
     yield from running(tenant=tenant)
-    done, claimed = yield from running(tenant=tenant)
-    assert (yield Complete(done, claimed.token, b"old", SHORT)) is True
+    yield from done(tenant=tenant, answer_ttl=SHORT)
     yield from running(tenant=tenant, lease=SHORT, ttl=SHORT)
     free, claimed = yield from running(tenant=tenant)
     assert (yield Release(free, claimed.token)) is True
@@ -345,8 +338,7 @@ def a_sweep_changes_no_count() -> Script:
 @COUNT(counts=True)
 def other_tenants_do_not_count() -> Script:
     tenant, other = new_tenant(), new_tenant()
-    for _ in range(3):
-        yield from running(tenant=tenant)
+    yield from several(3, tenant=tenant)
     yield from running(tenant=other)
     assert (yield Batch([Count(tenant, MANY), Count(other, MANY), Count(tenant.upper(), MANY)])) == [3, 1, 0]
 
@@ -354,8 +346,7 @@ def other_tenants_do_not_count() -> Script:
 @COUNT(counts=True)
 def it_is_counted_no_further_than_asked() -> Script:
     tenant = new_tenant()
-    for _ in range(5):
-        yield from running(tenant=tenant)
+    yield from several(5, tenant=tenant)
     for limit, counted in ((1, 1), (4, 4), (5, 5), (6, 5)):
         assert (yield Count(tenant, limit)) == counted
 
@@ -363,8 +354,7 @@ def it_is_counted_no_further_than_asked() -> Script:
 @COUNT(counts=True)
 def without_a_tenant_those_of_no_tenant_are_counted() -> Script:
     before = yield Count("", MANY)
-    yield from running(tenant="")
-    yield from running(tenant="")
+    yield from several(2, tenant="")
     yield from running(tenant=new_tenant())
     assert (yield Count("", MANY)) == before + 2
 

@@ -23,9 +23,12 @@ from semel.testing.conformance.script import (
     Together,
     abandoned,
     claim,
+    done,
     drained,
     new_id,
     running,
+    several,
+    unknown,
     won,
 )
 from semel.testing.conformance.steps import new_operation
@@ -56,12 +59,6 @@ def walk(*, elsewhere: bool = False, once: bool = True, **filters: Any) -> Gener
     raise AssertionError("the pages never end")
 
 
-def finished(operation: str, *, ttl: float = TTL, kept: float = TTL) -> Generator[Request, Any, bytes]:
-    id, claimed = yield from running(operation=operation, ttl=ttl)
-    assert (yield Complete(id, claimed.token, b"answer", kept)) is True
-    return id
-
-
 @LIST(lists=True)
 def nothing_is_listed_where_nothing_was_claimed() -> Script:
     assert (yield from walk(operation=new_operation())) == {}
@@ -85,12 +82,11 @@ def a_record_is_listed_as_a_lookup_shows_it() -> Script:
 @LIST(lists=True)
 def every_state_is_listed_and_can_be_asked_for() -> Script:
     operation = new_operation()
-    done = yield from finished(operation)
-    unknown, claimed = yield from running(operation=operation)
-    assert (yield Release(unknown, claimed.token, State.UNKNOWN)) is True
+    finished, _ = yield from done(operation=operation)
+    doubtful, _ = yield from unknown(operation=operation)
     lost, _ = yield from abandoned(operation=operation)
     live, _ = yield from running(operation=operation)
-    expected = {State.DONE: done, State.UNKNOWN: unknown, State.ABANDONED: lost, State.RUNNING: live}
+    expected = {State.DONE: finished, State.UNKNOWN: doubtful, State.ABANDONED: lost, State.RUNNING: live}
     everything = yield from walk(operation=operation)
     assert {record.state: id for id, record in everything.items()} == expected
     for state, id in expected.items():
@@ -130,11 +126,10 @@ def only_those_of_a_given_age_are_listed() -> Script:
 @LIST(lists=True)
 def what_has_ended_is_not_listed() -> Script:
     operation = new_operation()
-    yield from finished(operation, kept=SHORT)
+    yield from done(operation=operation, answer_ttl=SHORT)
     free, claimed = yield from running(operation=operation)
     assert (yield Release(free, claimed.token)) is True
-    resolved, claimed = yield from running(operation=operation)
-    assert (yield Release(resolved, claimed.token, State.UNKNOWN)) is True
+    resolved, _ = yield from unknown(operation=operation)
     assert (yield Resolve(resolved, None, TTL)) is State.UNKNOWN
     yield from abandoned(operation=operation, ttl=SHORT)
     assert (yield from walk(operation=operation)) == {}
@@ -151,7 +146,7 @@ def what_is_in_doubt_is_listed_past_its_time() -> Script:
 @LIST(lists=True)
 def one_that_was_claimed_again_is_listed_once() -> Script:
     operation = new_operation()
-    expired = yield from finished(operation, kept=SHORT)
+    expired, _ = yield from done(operation=operation, answer_ttl=SHORT)
     taken, _ = yield from abandoned(operation=operation)
     assert (yield from won(claim(expired, operation=operation))).attempt == 1
     assert (yield from won(claim(taken, operation=operation))).attempt == 2
@@ -166,12 +161,9 @@ def one_that_was_claimed_again_is_listed_once() -> Script:
 @LIST(lists=True)
 def small_pages_list_each_of_them_once() -> Script:
     operation = new_operation()
-    ids = set()
-    for _ in range(7):
-        id, _ = yield from running(operation=operation)
-        ids.add(id)
+    made = yield from several(7, operation=operation)
     for limit, look in ((1, 5000), (3, 5000), (7, 7), (8, 5000), (50, 3), (2, 2)):
-        assert (yield from walk(operation=operation, limit=limit, look=look)).keys() == ids
+        assert (yield from walk(operation=operation, limit=limit, look=look)).keys() == made.keys()
 
 
 @LIST(lists=True)
@@ -188,8 +180,7 @@ def those_of_one_moment_are_listed_each_once() -> Script:
 @LIST(lists=True)
 def a_page_looks_at_no_more_than_it_may() -> Script:
     operation = new_operation()
-    for _ in range(12):
-        yield from running(operation=operation)
+    yield from several(12, operation=operation)
     page = yield ListRecords(operation=new_operation(), look=5)
     assert page.records == ()
     assert page.looked_at <= 5
@@ -230,10 +221,7 @@ def no_record_is_listed_twice_while_others_come_go_and_change() -> Script:
 
 def readers_beside_writers(*, once: bool) -> Script:
     operation = new_operation()
-    owners: dict[bytes, Claimed] = {}
-    for _ in range(24):
-        id, claimed = yield from running(operation=operation)
-        owners[id] = claimed
+    owners = yield from several(24, operation=operation)
     changed = list(owners)[::2]
 
     def change() -> Script:
@@ -258,8 +246,7 @@ def readers_beside_writers(*, once: bool) -> Script:
 @MEASURE(lists=True)
 def the_number_of_records_is_known() -> Script:
     before = yield Measure()
-    for _ in range(3):
-        yield from running()
+    yield from several(3)
     after = yield Measure()
     assert after.records >= 0
     assert after.bytes is None or after.bytes >= 0
@@ -271,7 +258,7 @@ def the_number_of_records_is_known() -> Script:
 def what_waits_for_a_sweep_is_measured() -> Script:
     yield from drained()
     assert (yield Measure()).sweep_lag == 0.0
-    yield from finished(new_operation(), ttl=SHORT, kept=SHORT)
+    yield from done(ttl=SHORT)
     yield from abandoned(ttl=SHORT, takeover=Takeover.REJECT)
     lag = (yield Measure()).sweep_lag
     assert 0.0 < lag < LIVE

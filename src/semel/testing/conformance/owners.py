@@ -27,6 +27,7 @@ from semel.testing.conformance.script import (
     done,
     drained,
     new_id,
+    replaced,
     running,
     shown,
     unknown,
@@ -197,8 +198,7 @@ def let_go_with_its_steps_the_next_try_takes_over_at_once() -> Script:
 
 @LEASE()
 def let_go_because_nobody_can_tell_it_is_unknown() -> Script:
-    id, claimed = yield from running()
-    assert (yield Release(id, claimed.token, State.UNKNOWN)) is True
+    id, claimed = yield from unknown()
     record = yield Lookup(id)
     assert (record.state, record.token, record.snapshot) == (State.UNKNOWN, claimed.token, None)
 
@@ -223,16 +223,14 @@ FENCING = Family("fencing")
 
 @FENCING()
 def a_replaced_owner_is_refused_while_the_new_one_runs() -> Script:
-    id, old = yield from abandoned()
-    new = yield from won(claim(id))
+    id, old, new = yield from replaced()
     yield from assert_owner_is_refused(id, old.token)
     assert (yield Complete(id, new.token, b"answer", TTL)) is True
 
 
 @FENCING()
 def a_replaced_owner_is_refused_after_the_new_one_finished() -> Script:
-    id, old = yield from abandoned()
-    new = yield from won(claim(id))
+    id, old, new = yield from replaced()
     assert (yield Complete(id, new.token, b"answer", TTL)) is True
     yield from assert_owner_is_refused(id, old.token)
     assert (yield from shown(claim(id), State.DONE)).snapshot == b"answer"
@@ -249,8 +247,7 @@ def a_replaced_owner_is_refused_after_the_new_one_fell_silent() -> Script:
 
 @FENCING()
 def a_replaced_owner_is_refused_after_the_new_one_gave_up() -> Script:
-    id, old = yield from abandoned()
-    new = yield from won(claim(id))
+    id, old, new = yield from replaced()
     assert (yield Release(id, new.token, State.UNKNOWN)) is True
     yield from assert_owner_is_refused(id, old.token)
 
@@ -258,8 +255,7 @@ def a_replaced_owner_is_refused_after_the_new_one_gave_up() -> Script:
 @FENCING()
 def a_replaced_owner_is_refused_after_the_new_one_let_go() -> Script:
     """The record is gone, so the store must not answer the old owner that something was stored."""
-    id, old = yield from abandoned()
-    new = yield from won(claim(id))
+    id, old, new = yield from replaced()
     assert (yield Release(id, new.token)) is True
     yield from assert_owner_is_refused(id, old.token)
     yield from assert_owner_is_refused(id, new.token)
@@ -485,8 +481,7 @@ def a_token_gives_a_finished_record_no_other_answer() -> Script:
 
 @RESOLVE()
 def a_freed_record_leaves_no_steps_and_is_not_swept_into_doubt() -> Script:
-    id, claimed = yield from running()
-    assert (yield SaveStep(id, claimed.token, "charge", b"ch_1", 0)) is True
+    id, claimed = yield from charged()
     assert (yield Complete(id, claimed.token, b"failed", TTL)) is True
     assert (yield Resolve(id, None, TTL, False, claimed.token)) is State.DONE
     yield from drained()
@@ -510,12 +505,8 @@ def fingerprint_and_age_are_kept() -> Script:
     id, _ = yield from abandoned(fingerprint=b"f" * 16)
     assert (yield Resolve(id, b"resolved", TTL)) is State.ABANDONED
     record = yield Lookup(id)
-    assert (record.fingerprint, record.tenant, record.operation, record.key) == (
-        b"f" * 16,
-        "acme",
-        "conformance",
-        "key",
-    )
+    assert record.fingerprint == b"f" * 16
+    assert (record.tenant, record.operation, record.key) == ("acme", "conformance", "key")
     assert SHORT <= record.age < LIVE
 
 

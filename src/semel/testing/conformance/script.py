@@ -198,6 +198,15 @@ def running(**settings: Any) -> Generator[Request, Any, tuple[bytes, Claimed]]:
     return id, (yield from won(claim(id, **settings)))
 
 
+def several(count: int, **settings: Any) -> Generator[Request, Any, dict[bytes, Claimed]]:
+    """Make records with a live lease. Returns the answers to their claims by id."""
+    made = {}
+    for _ in range(count):
+        id, claimed = yield from running(**settings)
+        made[id] = claimed
+    return made
+
+
 def abandoned(**settings: Any) -> Generator[Request, Any, tuple[bytes, Claimed]]:
     """Make a record whose lease has ended, and its ttl too if that is SHORT."""
     id, claimed = yield from running(lease=SHORT, **settings)
@@ -219,24 +228,33 @@ def next_attempt(id: bytes, owner: Claimed) -> Generator[Request, Any, Claimed]:
 
 
 def abandoned_many(count: int, **settings: Any) -> Generator[Request, Any, list[bytes]]:
-    ids = []
-    for _ in range(count):
-        id, _ = yield from running(lease=SHORT, **settings)
-        ids.append(id)
+    made = yield from several(count, lease=SHORT, **settings)
     yield PAST_SHORT
-    return ids
+    return list(made)
 
 
-def done(snapshot: bytes = b"answer", *, ttl: float = TTL) -> Generator[Request, Any, tuple[bytes, Claimed]]:
-    """Make a finished record."""
-    id, claimed = yield from running(ttl=ttl)
-    assert (yield Complete(id, claimed.token, snapshot, ttl)) is True
+def replaced() -> Generator[Request, Any, tuple[bytes, Claimed, Claimed]]:
+    """Make a record that was abandoned and taken over. Returns its id, the old owner and the new one."""
+    id, old = yield from abandoned()
+    return id, old, (yield from won(claim(id)))
+
+
+def done(
+    snapshot: bytes = b"answer", *, ttl: float = TTL, answer_ttl: float | None = None, **settings: Any
+) -> Generator[Request, Any, tuple[bytes, Claimed]]:
+    """Make a finished record.
+
+    :param ttl: that of the claim.
+    :param answer_ttl: the ttl of the completion, if it is another one.
+    """
+    id, claimed = yield from running(ttl=ttl, **settings)
+    assert (yield Complete(id, claimed.token, snapshot, ttl if answer_ttl is None else answer_ttl)) is True
     return id, claimed
 
 
-def unknown() -> Generator[Request, Any, tuple[bytes, Claimed]]:
+def unknown(**settings: Any) -> Generator[Request, Any, tuple[bytes, Claimed]]:
     """Make a record that its owner released to UNKNOWN."""
-    id, claimed = yield from running()
+    id, claimed = yield from running(**settings)
     assert (yield Release(id, claimed.token, State.UNKNOWN)) is True
     return id, claimed
 

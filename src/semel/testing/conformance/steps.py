@@ -23,11 +23,11 @@ from semel.testing.conformance.script import (
     Request,
     Script,
     Together,
-    abandoned,
     charged,
     claim,
     new_id,
     next_attempt,
+    replaced,
     running,
     won,
 )
@@ -35,14 +35,29 @@ from semel.testing.conformance.script import (
 STEPS = Family("steps")
 
 
+def save(id: bytes, owner: Claimed, *steps: tuple[str, bytes], first: int = 0) -> Script:
+    """Save steps as this owner.
+
+    :param first: the position of the first of them.
+    """
+    for position, (name, value) in enumerate(steps, first):
+        assert (yield SaveStep(id, owner.token, name, value, position)) is True
+
+
+def assert_starts_without_steps(id: bytes) -> Script:
+    """Check that the next claim is a first one that gets no steps, and that its own steps are saved."""
+    claimed = yield from won(claim(id))
+    assert (claimed.attempt, claimed.steps) == (1, ())
+    yield from save(id, claimed, ("charge", b"2"))
+    assert (yield from next_attempt(id, claimed)).steps == (("charge", b"2"),)
+
+
 @STEPS()
 def steps_come_back_in_order_on_a_takeover() -> Script:
     id, first = yield from running()
-    names = ["reserve", "charge", "a", "Z", "10", "9", "ship"]
-    for position, name in enumerate(names):
-        assert (yield SaveStep(id, first.token, name, name.encode(), position)) is True
-    second = yield from next_attempt(id, first)
-    assert second.steps == tuple((name, name.encode()) for name in names)
+    steps = tuple((name, name.encode()) for name in ("reserve", "charge", "a", "Z", "10", "9", "ship"))
+    yield from save(id, first, *steps)
+    assert (yield from next_attempt(id, first)).steps == steps
 
 
 @STEPS()
@@ -55,12 +70,10 @@ def steps_survive_a_silent_owner() -> Script:
 @STEPS()
 def the_first_value_of_a_name_stays() -> Script:
     id, first = yield from running()
-    assert (yield SaveStep(id, first.token, "charge", b"first", 0)) is True
-    assert (yield SaveStep(id, first.token, "ship", b"second", 1)) is True
-    assert (yield SaveStep(id, first.token, "charge", b"other", 2)) is True
+    yield from save(id, first, ("charge", b"first"), ("ship", b"second"), ("charge", b"other"))
     second = yield from next_attempt(id, first)
     assert second.steps == (("charge", b"first"), ("ship", b"second"))
-    assert (yield SaveStep(id, second.token, "charge", b"later", 2)) is True
+    yield from save(id, second, ("charge", b"later"), first=2)
     assert (yield from next_attempt(id, second)).steps == (("charge", b"first"), ("ship", b"second"))
 
 
@@ -68,18 +81,17 @@ def the_first_value_of_a_name_stays() -> Script:
 def names_are_told_apart_to_the_letter() -> Script:
     id, first = yield from running()
     names = ["charge", "Charge", "CHARGE", "charge ", " charge", "chargé", "charge\u0301", "", "%", "_", "'", '"', "\\"]
-    for position, name in enumerate(names):
-        assert (yield SaveStep(id, first.token, name, str(position).encode(), position)) is True
-    second = yield from next_attempt(id, first)
-    assert second.steps == tuple((name, str(position).encode()) for position, name in enumerate(names))
+    steps = tuple((name, b"%d" % position) for position, name in enumerate(names))
+    yield from save(id, first, *steps)
+    assert (yield from next_attempt(id, first)).steps == steps
 
 
 @STEPS()
 def steps_of_several_attempts_come_back_together() -> Script:
     id, first = yield from running()
-    assert (yield SaveStep(id, first.token, "reserve", b"1", 0)) is True
+    yield from save(id, first, ("reserve", b"1"))
     second = yield from next_attempt(id, first)
-    assert (yield SaveStep(id, second.token, "charge", b"2", 1)) is True
+    yield from save(id, second, ("charge", b"2"), first=1)
     third = yield from next_attempt(id, second)
     assert (third.attempt, third.steps) == (3, (("reserve", b"1"), ("charge", b"2")))
 
@@ -88,8 +100,7 @@ def steps_of_several_attempts_come_back_together() -> Script:
 def any_value_comes_back() -> Script:
     id, first = yield from running()
     values = [b"", b"\x00", bytes(range(256)), b"x" * 100_000]
-    for position, value in enumerate(values):
-        assert (yield SaveStep(id, first.token, f"step {position}", value, position)) is True
+    yield from save(id, first, *((f"step {position}", value) for position, value in enumerate(values)))
     second = yield from next_attempt(id, first)
     assert [value for _, value in second.steps] == values
     assert {type(value) for _, value in second.steps} == {bytes}
@@ -98,16 +109,14 @@ def any_value_comes_back() -> Script:
 @STEPS()
 def a_hundred_steps_come_back() -> Script:
     id, first = yield from running()
-    for position in range(100):
-        assert (yield SaveStep(id, first.token, f"step {position}", b"%d" % position, position)) is True
-    second = yield from next_attempt(id, first)
-    assert second.steps == tuple((f"step {position}", b"%d" % position) for position in range(100))
+    steps = tuple((f"step {position}", b"%d" % position) for position in range(100))
+    yield from save(id, first, *steps)
+    assert (yield from next_attempt(id, first)).steps == steps
 
 
 @STEPS()
 def a_step_of_a_replaced_owner_is_not_kept() -> Script:
-    id, first = yield from abandoned()
-    second = yield from won(claim(id))
+    id, first, second = yield from replaced()
     assert (yield SaveStep(id, first.token, "stale", b"1", 0)) is False
     assert (yield from next_attempt(id, second)).steps == ()
 
@@ -124,10 +133,7 @@ def a_step_of_an_absent_record_is_refused() -> Script:
 def steps_are_gone_when_nothing_happened() -> Script:
     id, first = yield from charged()
     assert (yield Release(id, first.token)) is True
-    second = yield from won(claim(id))
-    assert second.steps == ()
-    assert (yield SaveStep(id, second.token, "charge", b"2", 0)) is True
-    assert (yield from next_attempt(id, second)).steps == (("charge", b"2"),)
+    yield from assert_starts_without_steps(id)
 
 
 @STEPS()
@@ -135,10 +141,7 @@ def steps_are_gone_when_someone_resolved_that_it_did_not_happen() -> Script:
     id, first = yield from charged()
     assert (yield Release(id, first.token, State.UNKNOWN)) is True
     assert (yield Resolve(id, None, TTL)) is State.UNKNOWN
-    second = yield from won(claim(id))
-    assert second.steps == ()
-    assert (yield SaveStep(id, second.token, "charge", b"2", 0)) is True
-    assert (yield from next_attempt(id, second)).steps == (("charge", b"2"),)
+    yield from assert_starts_without_steps(id)
 
 
 @STEPS()
@@ -152,10 +155,7 @@ def steps_are_gone_when_the_record_has_expired() -> Script:
             yield PAST_SHORT
             if swept:
                 yield Sweep(1000)
-            second = yield from won(claim(id))
-            assert (second.attempt, second.steps) == (1, ())
-            assert (yield SaveStep(id, second.token, "charge", b"2", 0)) is True
-            assert (yield from next_attempt(id, second)).steps == (("charge", b"2"),)
+            yield from assert_starts_without_steps(id)
 
 
 @STEPS()
@@ -169,11 +169,10 @@ def steps_come_back_to_a_claimer_that_recovers() -> Script:
 def steps_of_one_record_are_no_others() -> Script:
     one, first = yield from running()
     two, second = yield from running()
-    assert (yield SaveStep(one, first.token, "charge", b"one", 0)) is True
-    assert (yield SaveStep(two, second.token, "charge", b"two", 0)) is True
-    for id, token, value in ((one, first.token, b"one"), (two, second.token, b"two")):
-        assert (yield Release(id, token, State.ABANDONED)) is True
-        assert (yield from won(claim(id))).steps == (("charge", value),)
+    yield from save(one, first, ("charge", b"one"))
+    yield from save(two, second, ("charge", b"two"))
+    for id, owner, value in ((one, first, b"one"), (two, second, b"two")):
+        assert (yield from next_attempt(id, owner)).steps == (("charge", value),)
 
 
 @STEPS(second=True)
@@ -197,8 +196,18 @@ def began(
     """Start an attempt, and store its input if there is one. Returns its id and the answer to the claim."""
     id, claimed = yield from running(operation=operation, lease=lease, **settings)
     if input is not None:
-        assert (yield SaveStep(id, claimed.token, INPUT, input, 0)) is True
+        yield from save(id, claimed, (INPUT, input))
     return id, claimed
+
+
+def began_many(operation: str, count: int) -> Generator[Request, Any, set[bytes]]:
+    """Start attempts that store their input and are then abandoned. Returns their ids."""
+    ids = set()
+    for _ in range(count):
+        id, _ = yield from began(operation)
+        ids.add(id)
+    yield PAST_SHORT
+    return ids
 
 
 def all_pages(
@@ -252,7 +261,7 @@ def what_runs_is_left_alone() -> Script:
 def what_keeps_no_input_is_not_found() -> Script:
     operation = new_operation()
     id, claimed = yield from began(operation, input=None)
-    assert (yield SaveStep(id, claimed.token, "another step", b"input", 0)) is True
+    yield from save(id, claimed, ("another step", b"input"))
     yield PAST_SHORT
     assert (yield from all_pages(operation)) == {}
 
@@ -314,11 +323,7 @@ def only_the_operations_asked_for_are_found() -> Script:
 @RESUME(resumes=True)
 def small_pages_find_each_of_them_once() -> Script:
     operation = new_operation()
-    ids = set()
-    for _ in range(7):
-        id, _ = yield from began(operation)
-        ids.add(id)
-    yield PAST_SHORT
+    ids = yield from began_many(operation, 7)
     for limit in (1, 3, 7, 8):
         assert (yield from all_pages(operation, limit=limit)).keys() == ids
 
@@ -344,7 +349,7 @@ def looking_forgets_nothing_that_is_still_needed() -> Script:
     """Listing deletes the input of finished operations. The others keep their input and their steps."""
     operation = new_operation()
     first, claimed = yield from began(operation)
-    assert (yield SaveStep(first, claimed.token, "~step:a", b"a", 1)) is True
+    yield from save(first, claimed, ("~step:a", b"a"), first=1)
     for _ in range(5):
         id, other = yield from began(operation)
         assert (yield Complete(id, other.token, b"answer", TTL)) is True
@@ -372,11 +377,7 @@ def looking_is_one_of_a_batch() -> Script:
 @RESUME(resumes=True)
 def of_many_that_look_and_claim_at_once_one_wins_each() -> Script:
     operation = new_operation()
-    ids = set()
-    for _ in range(4):
-        id, _ = yield from began(operation)
-        ids.add(id)
-    yield PAST_SHORT
+    ids = yield from began_many(operation, 4)
 
     def resumer() -> Script:
         mine = set()

@@ -2,39 +2,21 @@
 
 Every proof of every family is one test, such as ``test_claim[an_absent_record_is_won]``. ``test_model`` plays random
 Ops and compares the answers with the pure model of ``core/semantics.py``.
-
-A stage plays scripts on a store: ``Stage`` on a sync one with threads, ``AsyncStage`` on an async one with tasks. Both
-are written by hand, with the same methods in the same order, because threads and tasks are started and joined
-differently.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 
-from semel.core.ops import Lookup
 from semel.engine.ports import AsyncStore, Store
-from semel.errors import StoreError
 from semel.testing.conformance import claims, concurrency, lifetimes, listing, owners, steps
-from semel.testing.conformance.script import (
-    Batch,
-    Elapse,
-    Elsewhere,
-    Family,
-    Linger,
-    MovableClock,
-    Proof,
-    Request,
-    Script,
-    Together,
-    WaitForChange,
-)
+from semel.testing.conformance.aio_stage import check_opens_again_async, declared_async, play_proof_async
+from semel.testing.conformance.script import Family, MovableClock, Proof
+from semel.testing.conformance.stage import check_opens_again, declared, play
 
 FAMILIES = (
     *(claims.CLAIM, owners.LEASE, owners.FENCING, claims.REPLAY, lifetimes.EXPIRY, steps.STEPS, owners.RESOLVE),
@@ -42,164 +24,13 @@ FAMILIES = (
     *(steps.RESUME, listing.LIST, listing.MEASURE),
 )
 """All proofs, grouped by the operation that they test."""
-PATIENCE: Final = 90.0
-"""Seconds after which the proof fails if the store has not answered."""
-
-
-class Stage:
-    """Plays scripts on a sync store."""
-
-    def __init__(self, store: Store, second: Store | None = None, clock: MovableClock | None = None) -> None:
-        self._store = store
-        self._second = second or store
-        self._clock = clock
-
-    def play(self, script: Script) -> Any:
-        """Run the script to its end. Returns what the script returns, or raises its AssertionError."""
-        try:
-            request = next(script)
-            while True:
-                try:
-                    answer = self._perform(request, self._store)
-                except StoreError as error:
-                    request = script.throw(error)
-                else:
-                    request = script.send(answer)
-        except StopIteration as stop:
-            return stop.value
-
-    def _perform(self, request: Request, store: Store) -> Any:
-        match request:
-            case Elsewhere(inner):
-                return self._perform(inner, self._second)
-            case Elapse(seconds):
-                self._clock.advance(seconds) if self._clock is not None else time.sleep(seconds)
-            case Linger(seconds):
-                time.sleep(seconds)
-            case Batch(ops):
-                return store.execute_many(ops)
-            case WaitForChange(id, seconds):
-                began = time.monotonic()
-                store.wait(id, seconds)
-                return time.monotonic() - began
-            case Together(parts):
-                return self._together([self._part(part) for part in parts])
-            case op:
-                return store.execute(op)
-        return None
-
-    def _part(self, part: Request | Script) -> Callable[[], Any]:
-        return lambda: self.play(part) if isinstance(part, Generator) else self._perform(part, self._store)
-
-    def _together(self, parts: list[Callable[[], Any]]) -> list[Any]:
-        answers: list[Any] = [None] * len(parts)
-        errors: list[BaseException] = []
-        barrier = threading.Barrier(len(parts))
-
-        def run(index: int) -> None:
-            try:
-                barrier.wait(PATIENCE)
-                answers[index] = parts[index]()
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(parts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
-            assert not thread.is_alive(), f"the store did not answer within {PATIENCE:.0f} s"
-        if errors:
-            raise errors[0]
-        return answers
-
-
-class AsyncStage:
-    """Plays scripts on an async store."""
-
-    def __init__(self, store: AsyncStore, second: AsyncStore | None = None, clock: MovableClock | None = None) -> None:
-        self._store = store
-        self._second = second or store
-        self._clock = clock
-
-    async def play(self, script: Script) -> Any:
-        """Run the script to its end. Returns what the script returns, or raises its AssertionError."""
-        try:
-            request = next(script)
-            while True:
-                try:
-                    answer = await self._perform(request, self._store)
-                except StoreError as error:
-                    request = script.throw(error)
-                else:
-                    request = script.send(answer)
-        except StopIteration as stop:
-            return stop.value
-
-    async def _perform(self, request: Request, store: AsyncStore) -> Any:
-        match request:
-            case Elsewhere(inner):
-                return await self._perform(inner, self._second)
-            case Elapse(seconds):
-                self._clock.advance(seconds) if self._clock is not None else await asyncio.sleep(seconds)
-            case Linger(seconds):
-                await asyncio.sleep(seconds)
-            case Batch(ops):
-                return await store.execute_many(ops)
-            case WaitForChange(id, seconds):
-                began = time.monotonic()
-                await store.wait(id, seconds)
-                return time.monotonic() - began
-            case Together(parts):
-                return await self._together(parts)
-            case op:
-                return await store.execute(op)
-        return None
-
-    async def _together(self, parts: Sequence[Request | Script]) -> list[Any]:
-        tasks = [self.play(part) if isinstance(part, Generator) else self._perform(part, self._store) for part in parts]
-        async with asyncio.timeout(PATIENCE):
-            answers = await asyncio.gather(*tasks, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return answers
-
-
-def play(
-    proof: Proof, open_store: Callable[[], Store], *, shared: bool = True, clock: MovableClock | None = None
-) -> None:
-    """Play one proof on a store that is opened for it. The store is closed twice afterwards, as the contract allows."""
-    store = open_store()
-    second = open_store() if shared else None
-    try:
-        Stage(store, second, clock).play(proof.script())
-    finally:
-        for opened in (store, second, store):
-            if opened is not None:
-                opened.close()
 
 
 def play_async(
     proof: Proof, open_store: Callable[[], AsyncStore], *, shared: bool = True, clock: MovableClock | None = None
 ) -> None:
     """Play one proof on an async store, in an event loop of its own."""
-
-    async def main() -> None:
-        store = open_store()
-        second = open_store() if shared else None
-        try:
-            await AsyncStage(store, second, clock).play(proof.script())
-        finally:
-            for opened in (store, second, store):
-                if opened is not None:
-                    await opened.close()
-
-    asyncio.run(main())
-
-
-def _declared(store: Store | AsyncStore | type[_Suite]) -> tuple[bool, ...]:
-    return store.wakes, store.counts, store.resumes, store.lists
+    asyncio.run(play_proof_async(proof, open_store, shared=shared, clock=clock))
 
 
 class _Suite:
@@ -222,7 +53,7 @@ class _Suite:
     examples: ClassVar[int] = 40
     """How many random sequences ``test_model`` plays. Each has up to 30 steps."""
     _player: ClassVar[Callable[..., None]]
-    """``play`` or ``play_async``."""
+    """Plays one proof."""
 
     @pytest.fixture
     def open_store(self) -> Callable[[], Any]:
@@ -233,6 +64,9 @@ class _Suite:
     def clock(self) -> MovableClock | None:
         """Override this if the suite can move the store's clock, so that it need not sleep. See ``ManualClock``."""
         return None
+
+    def _declared(self) -> tuple[bool, ...]:
+        return self.wakes, self.counts, self.resumes, self.lists
 
     def _prove(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         if proof.second and not self.shared:
@@ -269,18 +103,10 @@ class StoreSuite(_Suite):
     _player = staticmethod(play)
 
     def test_declares_what_it_can_do(self, open_store: Callable[[], Store]) -> None:
-        store = open_store()
-        declared = _declared(store)
-        store.close()
-        assert declared == _declared(type(self)), "the suite and the store must declare the same"
+        assert declared(open_store) == self._declared(), "the suite and the store must declare the same"
 
     def test_opens_again(self, open_store: Callable[[], Store]) -> None:
-        store = open_store()
-        for _ in range(2):
-            assert store.execute(Lookup(bytes(16))) is None
-            store.close()
-            store.open()
-        store.close()
+        check_opens_again(open_store)
 
     def test_model(self, open_store: Callable[[], Store], clock: MovableClock | None) -> None:
         pytest.importorskip("hypothesis")
@@ -295,25 +121,11 @@ class AsyncStoreSuite(_Suite):
     _player = staticmethod(play_async)
 
     def test_declares_what_it_can_do(self, open_store: Callable[[], AsyncStore]) -> None:
-        async def ask() -> tuple[bool, ...]:
-            store = open_store()
-            declared = _declared(store)
-            await store.close()
-            return declared
-
-        declared = asyncio.run(ask())
-        assert declared == _declared(type(self)), "the suite and the store must declare the same"
+        found = asyncio.run(declared_async(open_store))
+        assert found == self._declared(), "the suite and the store must declare the same"
 
     def test_opens_again(self, open_store: Callable[[], AsyncStore]) -> None:
-        async def use() -> None:
-            store = open_store()
-            for _ in range(2):
-                assert await store.execute(Lookup(bytes(16))) is None
-                await store.close()
-                store.open()
-            await store.close()
-
-        asyncio.run(use())
+        asyncio.run(check_opens_again_async(open_store))
 
     def test_model(self, open_store: Callable[[], AsyncStore], clock: MovableClock | None) -> None:
         pytest.importorskip("hypothesis")
