@@ -26,14 +26,14 @@ class BrokerServer:
 
     @property
     def publish_url(self) -> str:
-        """For a relay whose messages name their destinations."""
+        """Return the URL for a relay whose messages name their destinations."""
         return str(self.server.url)
 
     def consume_url(self, destination: str, consumer: str) -> str:
         return f"{self.server.url}/{destination}?group={consumer}"
 
     def prepare(self, destination: str) -> None:
-        """Make the destination, where the first message does not."""
+        """Create the destination, if the first message does not."""
 
     def restart(self) -> None:
         self.server.restart_with(signal.SIGTERM)
@@ -44,8 +44,8 @@ class Kafka(BrokerServer):
         super().__init__(KafkaServer())
 
     def consume_url(self, destination: str, consumer: str) -> str:
-        # After six seconds, the partitions of a consumer that was killed are given to another one. A topic that the
-        # first message makes is found within a second.
+        # The partitions of a killed consumer go to another one after six seconds. A topic that the first message
+        # creates is found within a second.
         url = super().consume_url(destination, consumer)
         return f"{url}&session.timeout.ms=6000&topic.metadata.refresh.interval.ms=1000"
 
@@ -68,7 +68,7 @@ class RabbitMQ(BrokerServer):
 
 class Redis(BrokerServer):
     def __init__(self) -> None:
-        # A message that Redis has confirmed is in its file.
+        # Redis confirms a message only when it is in its file.
         super().__init__(RedisServer("--appendonly", "yes", "--appendfsync", "always"))
 
     def consume_url(self, destination: str, consumer: str) -> str:

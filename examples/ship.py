@@ -1,4 +1,4 @@
-"""Ship each order once, however often it is asked for. Run it twice: the second run ships nothing."""
+"""Ship each order once, even if it is requested many times. Run it twice: the second run ships nothing."""
 
 import sys
 
@@ -10,7 +10,7 @@ guard = Semel(SQLiteStore(sys.argv[1] if len(sys.argv) > 1 else "orders.db"))
 @guard.once(key="order", operation="ship", ttl="7d")
 def ship(order: str, address: str, op: Operation = INJECTED) -> dict[str, str]:
     print(f"shipping {order} to {address}")
-    # The same in every attempt: send it along, and the carrier can tell a retry from a second parcel.
+    # The same in every attempt: send it to the carrier, so that it can tell a retry from a second parcel.
     return {"order": order, "parcel": op.derive("parcel")}
 
 

@@ -1,24 +1,27 @@
-"""A process of an example, which is killed, paused and started again."""
+"""A process of an example that can be killed, paused and started again."""
 
 import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
+from typing import IO
 
 
 @dataclass
 class Worker:
-    """A process that is started again whenever it ends, until it is finished or the run is over."""
+    """A process that is restarted whenever it ends, until its work is finished or the run is over."""
 
     name: str
     command: list[str]
+    stdout: IO[str] | None = None
+    """Where it prints to; None: where this process does."""
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self.command)
+        self.process = subprocess.Popen(self.command, stdout=self.stdout)
 
     @property
     def finished(self) -> bool:

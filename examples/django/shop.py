@@ -1,7 +1,7 @@
-"""A Django project in one file: payments that happen once, however often they are asked for.
+"""A Django project in one file: payments that happen once, even if they are requested many times.
 
-``python examples/django/shop.py`` pays once and asks twice; ``python examples/django/shop.py runserver`` serves it;
-``migrate`` makes the tables.
+``python examples/django/shop.py`` sends one payment twice; ``python examples/django/shop.py runserver`` serves it;
+``migrate`` creates the tables.
 """
 
 import sys
@@ -27,7 +27,7 @@ settings.configure(
     MIDDLEWARE=["django.middleware.common.CommonMiddleware", "semel.http.django.IdempotencyMiddleware"],
     SEMEL={
         "GUARD": lambda: Semel(SQLiteStore("shop.db", migrate=False)),
-        "TENANT": lambda request: request.headers.get("X-Customer", "anyone"),  # a real shop asks its authentication
+        "TENANT": lambda request: request.headers.get("X-Customer", "anyone"),  # a real shop uses its authentication
     },
 )
 django.setup()

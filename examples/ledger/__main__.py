@@ -2,9 +2,9 @@
 
     python -m examples.ledger --broker kafka --events 100000 --seconds 120
 
-It starts PostgreSQL and the broker, two producers, two relays and two consumers, each a process of its own. Then it
-kills and pauses these processes at random, and restarts the broker and the database. At the end it compares what was
-posted with what was applied: nothing may be lost, applied twice, or applied out of order within an account.
+It starts PostgreSQL and the broker, two producers, two relays and two consumers, each in its own process. Then it
+kills and pauses these processes at random, and restarts the broker and the database. At the end it compares the
+posted entries with the applied ones: nothing may be lost, applied twice, or applied out of order within an account.
 """
 
 import argparse
@@ -67,7 +67,7 @@ class Run:
         relay = [
             sys.executable, "-m", "semel", "relay", self.url, "--to", broker.publish_url, "--lease", f"{LEASE}s",
         ]  # fmt: skip
-        self.relays = [Worker(f"relay {at}", relay) for at in range(RELAYS)]
+        self.relays = [Worker(f"relay {at}", relay, stdout=sys.stderr) for at in range(RELAYS)]
         consumer = self._python(
             "consumer", broker.consume_url("ledger", "ledger"), *(["batches"] if options.in_batches else [])
         )
@@ -123,13 +123,13 @@ class Run:
             print(f"{time.monotonic() - self.began:5.0f} s  {text}", flush=True)
 
     def tell_where(self, connection: psycopg.Connection) -> None:
-        """Say where the entries are that were not applied."""
+        """Report where the entries are that were not applied."""
         for table in ("semel_outbox", "semel_hold", "semel_dead_letter"):
             count, example = connection.execute(f"SELECT count(*), min(t::text) FROM {table} t").fetchone()
             self.tell(f"{table}: {count} rows{f', such as {example[:300]}' if count else ''}")
 
     def count(self) -> tuple[int, int]:
-        """Return how many events are posted and applied, or zeros while the database is away."""
+        """Return how many events are posted and applied, or zeros while the database is down."""
         with contextlib.suppress(psycopg.OperationalError), psycopg.connect(self.url) as connection:
             row = connection.execute("SELECT (SELECT count(*) FROM posted), (SELECT count(*) FROM applied)").fetchone()
             return row[0], row[1]

@@ -1,4 +1,4 @@
-"""A consumer: it applies each message once, in the transaction that also remembers its id.
+"""A consumer: it applies each message once, in the transaction that also records its id.
 
 `python -m examples.ledger.consumer DATABASE SOURCE [batches]`. With `batches`, one transaction applies many messages.
 """
@@ -19,7 +19,7 @@ async def main(url: str, source: str, *options: str) -> None:
     connection: psycopg.AsyncConnection | None = None
 
     class Lent:
-        """The consumer's one connection, opened again when the database was away."""
+        """The consumer's only connection, opened again after the database was down."""
 
         async def __aenter__(self) -> psycopg.AsyncConnection:
             nonlocal connection
@@ -28,7 +28,7 @@ async def main(url: str, source: str, *options: str) -> None:
             return connection
 
         async def __aexit__(self, *_: object) -> None:
-            """Keep it for the next message."""
+            """Keep the connection for the next message."""
 
     @inbox.handler("ledger", connect=Lent, ordered=True, in_batches="batches" in options)
     async def apply(messages: Message | list[Message], connection: psycopg.AsyncConnection) -> None:

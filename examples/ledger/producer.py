@@ -1,7 +1,7 @@
-"""A producer: each event is a row of its own table and a message in the outbox, committed together.
+"""A producer: each event is a row in its own table and a message in the outbox, committed together.
 
-It is given numbers to work through. When it was killed, or the database was away, it reads in the table how far it
-came, and goes on there.
+It posts a range of numbers. After it was killed, or the database was down, it reads from the table how far it came, and
+continues there.
 """
 
 import sys
@@ -15,7 +15,7 @@ from semel.messaging import Outbox
 
 
 def post(connection: psycopg.Connection, outbox: Outbox, producer: int, number: int, streams: int) -> None:
-    """Write one event. The account is the stream: its events must be applied in their order."""
+    """Write one event. The account is the stream: its events must be applied in order."""
     account = f"account-{number % streams}"
     with connection.transaction():
         connection.execute(
@@ -46,7 +46,7 @@ def main(url: str, producer: int, producers: int, events: int, streams: int, rat
         except (
             psycopg.OperationalError,
             StoreError,
-        ):  # the database is away, or was: what is committed is read when it is back
+        ):  # the database is down, or was: what is committed is read when it is back
             time.sleep(0.1)
 
 

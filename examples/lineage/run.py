@@ -24,7 +24,7 @@ SERVICE = Path(__file__).with_name("service.py")
 
 @contextlib.contextmanager
 def running(name: str, folder: Path, following: str | None) -> Iterator[str]:
-    """Run a service until the block ends, and start it again when it dies. Yields the URL of its endpoint."""
+    """Run a service until the block ends, and restart it if it dies. Yields the URL of its endpoint."""
     with socket.create_server(("127.0.0.1", 0)) as server:  # ours, so that the port outlives the process
         command = [sys.executable, SERVICE, name, str(server.fileno()), folder, *([following] if following else [])]
         processes = [subprocess.Popen(command, pass_fds=[server.fileno()])]

@@ -25,11 +25,11 @@ PATHS = {"gateway": "/checkout", "orders": "/orders", "payments": "/payments"}
 def make_app(name: str, folder: Path, following: str | None) -> FastAPI:
     url = f"sqlite:///{folder}/{name}.db"
     migrate_store(url)
-    # What a dead process held is free again after the lease: a short one, so that the example goes on soon.
+    # The lease is short, so that the operation of a dead process is soon free again.
     guard = AsyncSemel(url, tenant="shop", policy=Policy(lease="1s"))
     app = FastAPI()
     install(app, guard=guard)
-    # Only the next service learns keys and lineage: this line is all that propagation needs.
+    # Only the next service receives keys and lineage. This line is all that forwarding needs.
     hosts = [urlsplit(following).netloc] if following else []
     client = httpx.AsyncClient(transport=AsyncIdempotencyTransport(hosts=hosts), timeout=30)
 
@@ -45,7 +45,7 @@ def make_app(name: str, folder: Path, following: str | None) -> FastAPI:
             with (folder / "charges.txt").open("a") as charges:
                 charges.write(f"{order['customer']} {order['cents']}\n")
         if name == "gateway" and op.attempt == 1:
-            os.kill(os.getpid(), signal.SIGKILL)  # charged, and nobody has heard of it
+            os.kill(os.getpid(), signal.SIGKILL)  # charged, but not recorded
         return answer
 
     return app

@@ -1,9 +1,9 @@
-"""Orders, payments and a ledger: three services with a database each, and a broker between them.
+"""Orders, payments and a ledger: three services, each with its own database, and a broker between them.
 
     python -m examples.orders --broker kafka
 
-It starts PostgreSQL, the broker and the services, and sends each order twice, as a browser does whose user is
-impatient. The payments consumer is killed right after it has charged a card. At the end each order must be charged
+It starts PostgreSQL, the broker and the services, and sends each order twice, as an impatient user would. The payments
+consumer is killed right after it has charged a card. At the end each order must be charged
 once and booked once.
 """
 
@@ -30,7 +30,7 @@ TABLES = {
     "orders": "CREATE TABLE orders (id text PRIMARY KEY, customer text, cents integer)",
     "payments": "CREATE TABLE payments (order_id text, charge text)",
     "ledger": "CREATE TABLE ledger (order_id text, cents integer, charge text, message text, root text)",
-}  # no unique keys after the orders: what happens twice must show
+}  # only the orders have unique keys, so that a second charge or booking would show
 CUSTOMERS = ["ada", "grace", "edsger", "barbara", "donald"]
 LONGEST = 90.0
 
@@ -83,7 +83,7 @@ def send_each_order_twice(url: str, count: int) -> dict[str, str]:
 
 
 def wait_for_the_ledger(databases: dict[str, str], count: int, workers: list[Worker]) -> None:
-    """Wait until all is booked and no event is left, and start again who dies meanwhile."""
+    """Wait until all orders are booked and no event is left. Restarts processes that die meanwhile."""
 
     def count_rows(database: str, table: str) -> int:
         with psycopg.connect(databases[database]) as connection:
@@ -102,7 +102,7 @@ def wait_for_the_ledger(databases: dict[str, str], count: int, workers: list[Wor
 
 
 def each_once(keys: dict[str, str], databases: dict[str, str], provider: str) -> bool:
-    """Compare what the browser has sent with the charges of the provider and the rows of the ledger."""
+    """Compare the orders that were sent with the provider's charges and the ledger's rows."""
     charges = httpx.get(f"{provider}/charges").json()
     with psycopg.connect(databases["ledger"]) as connection:
         booked = connection.execute("SELECT root, order_id, charge FROM ledger ORDER BY root").fetchall()

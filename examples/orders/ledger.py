@@ -1,6 +1,6 @@
 """The ledger consumer: it books each payment once. `python -m examples.orders.ledger DATABASE SOURCE`
 
-The row of the ledger and the id of the message commit together. A message that comes again finds its id.
+The ledger's row and the message's id commit together. If the message is delivered again, the inbox finds its id.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""The payments consumer: it charges a card for each order, and tells of the payment.
+"""The payments consumer: it charges a card for each order, and emits an event for the payment.
 
 `python -m examples.orders.payments DATABASE SOURCE PROVIDER`. A charge cannot be rolled back, so it is a step of an
-operation whose key is the id of the message. The provider gets a key that is derived from it. With CRASH=customer in
-the environment, the process is killed when that customer's card was charged, and nobody has written it down.
+operation whose key is the message's id. The provider gets a key that is derived from it. With CRASH=customer in the
+environment, the process is killed after that customer's card was charged, before the charge is recorded.
 """
 
 import json
@@ -19,7 +19,7 @@ from semel.messaging import Inbox, Message, open_source
 
 def main(database: str, source: str, provider: str) -> None:
     store = PostgresStore(database)
-    # What a dead consumer held is free again after the lease: a short one, so that the example goes on soon.
+    # The lease is short, so that an operation of a dead consumer is soon free again.
     guard = Semel(store, policy=Policy(lease="2s"))
 
     @Inbox(store).handler("payments", guard=guard)

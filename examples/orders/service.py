@@ -1,4 +1,4 @@
-"""The order service: the order, the event that tells of it, and the answer to the browser commit together."""
+"""The order service: the order, its event and the stored response commit together."""
 
 import os
 from collections.abc import AsyncIterator

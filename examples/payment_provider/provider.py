@@ -1,7 +1,7 @@
-"""A payment provider for the example: it knows keys, and keeps all in memory. `python provider.py [PORT]`.
+"""A payment provider for the example: it supports keys, and keeps its charges in memory. `python provider.py [PORT]`.
 
-`POST /charges` with an `Idempotency-Key` charges once per key: the same key again is answered alike, and with another
-body refused. Without a key every request is a charge of its own. `GET /charges` lists what was charged.
+`POST /charges` with an `Idempotency-Key` charges once per key: the same key again gets the same response, and is
+refused with another body. Without a key, every request is a new charge. `GET /charges` lists the charges.
 """
 
 import json
@@ -41,7 +41,7 @@ class Provider(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet: the example's own words matter more."""
+        """Log nothing, so that the output of the example stays readable."""
 
 
 if __name__ == "__main__":

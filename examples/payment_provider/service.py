@@ -1,7 +1,7 @@
 """Charge a card and commit the payment's row: one charge and one row, wherever the process dies.
 
 `python service.py DATABASE PROVIDER_URL ORDER CENTS`. With `CRASH=charged`, `CRASH=committed` or `CRASH=asked` in the
-environment it kills itself at that place; run it again without, as a client would that got no answer.
+environment it kills itself at that point. Run it again without CRASH, like a client that got no response.
 """
 
 import json
@@ -21,7 +21,7 @@ class Service:
     def __init__(self, database: str, provider: str, lease: str = "500ms") -> None:
         self.database = database
         self.provider = provider
-        # What a dead process held is free again after the lease: a short one, so that the example goes on soon.
+        # The lease is short, so that the operation of a dead process is soon free again.
         self.guard = Semel(SQLiteStore(database), policy=Policy(lease=lease, on_duplicate=Wait("10s")))
         with closing(sqlite3.connect(database)) as conn, conn:
             conn.execute("CREATE TABLE IF NOT EXISTS payment (order_id TEXT PRIMARY KEY, charge TEXT, cents INTEGER)")
@@ -39,7 +39,7 @@ class Service:
 
 
 def post(url: str, document: dict[str, Any]) -> dict[str, Any]:
-    """What a program's own client does, taught one thing: to send the headers of the operation that runs."""
+    """Send a request as the program's own client would, with the headers of the current operation."""
     headers = {"Content-Type": "application/json", **outgoing_headers(f"POST {url}")}
     request = urllib.request.Request(url, json.dumps(document).encode(), headers)
     with urllib.request.urlopen(request, timeout=10) as answer:
@@ -47,7 +47,7 @@ def post(url: str, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def mark(place: str) -> None:
-    """A place where the example may be told to die."""
+    """Kill the process if CRASH names this point."""
     if os.environ.get("CRASH") == place:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,8 +1,8 @@
 """A payments service whose writes happen once. Run it: uvicorn --app-dir examples/payments app:app --port 8080
 
-Two tenants, `sk_alice` and `sk_bob`. Records and business rows stand in one SQLite file (PAYMENTS_DB, or payments.db).
-Semel's record and the row are two commits here, so the row has an id that every attempt derives alike and is inserted
-once: an attempt that is run again, because its worker died between the two, finds its row and makes no second.
+Two tenants, `sk_alice` and `sk_bob`. Records and business rows are in one SQLite file (PAYMENTS_DB, or payments.db).
+Semel's record and the row are two commits here. So the row's id is derived from the operation, and is the same in every
+attempt. If a worker dies between the two commits, the next attempt finds the row and does not insert a second one.
 """
 
 import os
@@ -54,7 +54,7 @@ class Customer(BaseModel):
 
 
 def tenant(request: Request, bearer: Annotated[Any, Depends(HTTPBearer(auto_error=False))]) -> str:
-    """Who asks. A dependency: through before any key is claimed, so a stranger never sees a replay."""
+    """Return who is calling. A dependency runs before a key is claimed, so a stranger never gets a replay."""
     known: HTTPAuthorizationCredentials | None = bearer
     name = TENANTS.get(known.credentials) if known else None
     if name is None:
@@ -132,9 +132,9 @@ def change(
 ) -> dict[str, Any]:
     row = find(db, id, tenant)
     mine = op.derive("change") if op else ""
-    if not mine or row["changed_by"] != mine:  # else an attempt that died has made this change: 412 would be a lie
+    if not mine or row["changed_by"] != mine:  # otherwise a dead attempt has made this change, and 412 would be wrong
         check_match(etag(row["version"]))
-        cursor = db.execute(  # compares once more: between the look and the write someone else may have been here
+        cursor = db.execute(  # compares again: someone else may have written since the row was read
             "UPDATE payment SET customer = ?, changed_by = ?, version = version + 1 WHERE id = ? AND version = ?",
             (change.customer, mine, id, row["version"]),
         )
@@ -146,7 +146,7 @@ def change(
 @app.delete("/payments/{id}", status_code=204)
 @natural()
 def forget(id: Id, tenant: Tenant, db: Database) -> None:
-    find(db, id, tenant)  # 404 means "it is not there", which is what a DELETE wants: the client is told 204
+    find(db, id, tenant)  # 404 means that it is gone, as a DELETE wants: the client gets 204
     db.execute("UPDATE payment SET deleted = 1, version = version + 1 WHERE id = ?", (id,))
 
 

@@ -99,7 +99,7 @@ def event_table() -> str:
         own = ", ".join(f"`{f.name}`" for f in fields(event) if f.name not in EVERY_EVENT)
         level, when = _LEVELS[event.level], _summary(event)
         rows.append(f"| `{event.name}` | {event.source} | `{event.__name__}` | {level} | {own} | {when} |")
-    return _table("name | told by | class | level | its own fields | when", rows)
+    return _table("name | source | class | level | its own fields | when", rows)
 
 
 def error_tree() -> str:
@@ -226,7 +226,7 @@ def _described(name: str, home: types.ModuleType = semel) -> str:
     signature = "" if name in MADE_BY_US else _signature(name, thing)
     parts = [f"### {name}", signature, _prose(thing.__doc__ or "")]
     if isinstance(thing, type):
-        parts += [_prose(_own_doc(thing, "__init__")), _attributes(thing)]
+        parts += ["" if name in MADE_BY_US else _prose(_own_doc(thing, "__init__")), _attributes(thing)]
         for member, value in [] if name in WITHOUT_MEMBERS else _members(thing):
             if name in TWINS and hasattr(getattr(semel, TWINS[name]), member) and member not in SAID_TWICE:
                 continue
@@ -275,7 +275,9 @@ def _attribute_docs(cls: type) -> dict[str, str]:
 
 
 def _own_doc(cls: type, name: str) -> str:
-    function = vars(cls).get(name)
+    """The text of a method, which may be inherited from a base of ours."""
+    ours = (vars(base) for base in cls.__mro__ if base.__module__.startswith("semel."))
+    function = next((members[name] for members in ours if name in members), None)
     return (getattr(function, "__doc__", None) or "") if isinstance(function, types.FunctionType) else ""
 
 
