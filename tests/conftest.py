@@ -49,6 +49,9 @@ if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).
 AUTHORITY = os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("authority.pem"))
 certifi.where = lambda: AUTHORITY
 
+# All tests are the same caller: DynamoDB Local gives each caller other tables, and botocore keeps the first it finds.
+os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "test"
+
 # No test is judged by the clock: on a busy machine an example takes as long as it takes.
 settings.register_profile("semel", deadline=None)
 settings.register_profile("quick", deadline=None, max_examples=15)

@@ -194,8 +194,6 @@ def test_the_code_of_a_page_runs_on_dynamodb(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", dynamodb.url)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")  # as everywhere: a key has tables of its own there
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     run_page(page, app)
 
 

@@ -241,8 +241,6 @@ def test_every_store_lists_with_filters_and_pages(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
     url = store_url(kind, request, tmp_path)
     migrate_store(url)
     with Semel(url) as guard:

@@ -244,10 +244,8 @@ def test_a_command_that_was_not_started_is_not_remembered(options: list[str], tm
 
 @pytest.mark.server
 def test_output_that_the_store_cannot_take(
-    dynamodb: DynamoDBServer, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dynamodb: DynamoDBServer, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "here")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "here")
     url = dynamodb.table()
     assert main(["migrate", url]) == 0
     words = ["once", url, "--key", "a", "--", "sh", "-c", f"echo x >> {tmp_path}/ran; head -c 600000 /dev/urandom >&2"]

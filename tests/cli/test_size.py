@@ -156,12 +156,10 @@ def test_a_redis_cluster_is_measured_on_all_its_nodes(
 
 
 def test_dynamodb_is_measured_in_a_table_of_its_own(
-    capsys: pytest.CaptureFixture[str], dynamodb: DynamoDBServer, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], dynamodb: DynamoDBServer
 ) -> None:
     import boto3
 
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     (store,) = sized(capsys, "--store", dynamodb.table(), "--body", "500", "--records", "20")["store"]
     assert 600 < store["bytes_per_record"] < 1200
     client = boto3.client("dynamodb", region_name="eu-central-1", endpoint_url=dynamodb.url)
@@ -352,10 +350,7 @@ def test_capacity_units_are_those_that_dynamodb_counts(
     units: tuple[int, int],
     capsys: pytest.CaptureFixture[str],
     dynamodb: DynamoDBServer,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     url = dynamodb.table()
     found = sized(capsys, "--store", url, "--body", str(body), "--records", "20")
     new, again = units
@@ -425,11 +420,7 @@ def test_the_table_says_it_all(capsys: pytest.CaptureFixture[str]) -> None:
         "dynamodb://eu-central-1/t?endpoint=http://127.0.0.1:{}",
     ],
 )
-def test_a_store_that_is_away_is_said_in_a_line(
-    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+def test_a_store_that_is_away_is_said_in_a_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["size", "--qps", "1", "--records", "10", "--store", url.format(free_port())]) == 3
     said = capsys.readouterr().err
     assert said.count("\n") == 1

@@ -50,10 +50,6 @@ class World(NamedTuple):
         return sync._session().create_client(**DynamoDBSettings(self.url, 5, 5, 5, None).client())
 
 
-def credentials() -> None:
-    os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "test"
-
-
 def worlds(table: str) -> Callable[[], World]:
     """A maker of worlds in which Anna has 100 and Bert has nothing; their tables are made once."""
     migrate(table)
@@ -113,7 +109,6 @@ def policy() -> Policy:
 
 def pay(world: World) -> None:
     """Thirty of the hundred: there would be enough for a second time, and nothing but the transaction forbids it."""
-    credentials()
     store = DynamoDBStore(world.url, clock=time.time)
     Semel(store, policy=policy(), sweep_every=None).run("pay", key=world.key, call=lambda: write(world, 30))
 
@@ -129,13 +124,11 @@ async def _pay_async(world: World) -> None:
 
 
 def pay_async(world: World) -> None:
-    credentials()
     asyncio.run(_pay_async(world))
 
 
 def overdraw(world: World) -> None:
     """More than there is, and that answer is kept."""
-    credentials()
     store = DynamoDBStore(world.url, clock=time.time)
     guard = Semel(store, policy=policy(), sweep_every=None)
     try:
@@ -220,6 +213,5 @@ def _meet(moment: Moment, at: int) -> None:
 
 def prepare() -> None:
     """Read the service's description once, and not in each child."""
-    credentials()
     sync._session().create_client("dynamodb", region_name="eu-central-1").close()
     aio._session().get_service_model("dynamodb")

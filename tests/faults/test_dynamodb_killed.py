@@ -17,12 +17,6 @@ MOST_CALLS = 20
 MOMENTS: tuple[transfers.Moment, ...] = get_args(transfers.Moment)
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
-
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Nursery]:
     """Forked from one that has read everything once."""

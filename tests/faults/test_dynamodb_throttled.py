@@ -37,12 +37,6 @@ SHARE = 0.3
 POLICY = Policy(lease=60, on_duplicate=Wait("60s"), completion_timeout="30s")
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
-
 class Till:
     """A table of counters: each operation adds one to its own, which a second execution would do again."""
 

@@ -27,12 +27,6 @@ with warnings.catch_warnings():
 HEADERS = {"Idempotency-Key": "k-1"}
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
-
 def service(guard: AsyncSemel) -> tuple[FastAPI, list[int]]:
     """The service of the guide: a guard at the top of a module, closed when the service ends."""
     ran: list[int] = []

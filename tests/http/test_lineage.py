@@ -69,15 +69,13 @@ STORES = [
 
 @pytest.mark.parametrize("name", STORES)
 def test_every_store_shows_root_and_parent_while_it_runs_and_when_it_is_done(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    request: pytest.FixtureRequest, tmp_path: Path, name: str
 ) -> None:
     if name == "memory":
         guard = Semel(MemoryStore())
     else:
         url = f"sqlite:///{tmp_path}/s.db"
         if name == "dynamodb":
-            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
             url = request.getfixturevalue(name).table()
         elif name == "tiered":
             url = f"tiered:{url},{request.getfixturevalue('redis_url')}"

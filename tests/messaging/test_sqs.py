@@ -31,12 +31,6 @@ from tests.servers import ElasticMQServer, MotoServer
 REGION = "eu-central-1"
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
-
 def client(service: str, endpoint: str) -> Any:
     return boto3.client(service, region_name=REGION, endpoint_url=endpoint)
 

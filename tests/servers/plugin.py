@@ -125,8 +125,3 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         for server in [*shared, *item.stash.get(_private, [])]:
             report.sections.append((f"log of {server.name} on port {server.port}", server.log_tail()))
     return report
-
-
-def _kinds(item: pytest.Item) -> list[str]:
-    markers = {marker.name for marker in item.iter_markers()}
-    return [name for name in KINDS if name in markers] if "server" in markers else []

@@ -17,12 +17,6 @@ FUTURE = 4_000_000_000.0
 """When the suite plays: the server removes what has expired by its own clock, and nothing may go under our hands."""
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
-
 @pytest.fixture(scope="module")
 def tables(dynamodb: DynamoDBServer) -> dict[str, str]:
     """Two tables for the whole module: most proofs have records of their own, but those that sweep or list see all."""

@@ -81,19 +81,10 @@ class PassingTime:
             time.sleep(0.01)
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
-
 @pytest.fixture(scope="module")
 def table(dynamodb: DynamoDBServer) -> str:
     url = dynamodb.table()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("AWS_ACCESS_KEY_ID", "test")
-        patched.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        migrate(url)
+    migrate(url)
     return url
 
 

@@ -22,12 +22,6 @@ from tests.servers import DynamoDBServer
 pytestmark = pytest.mark.server
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
-
 class Shelf:
     """Books by name, how many there are: one is taken on condition that there is one."""
 

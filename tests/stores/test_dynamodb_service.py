@@ -47,12 +47,6 @@ from semel.testing.conformance import ManualClock
 from tests.servers import DynamoDBServer
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
-
 @pytest.fixture
 def table(dynamodb: DynamoDBServer) -> str:
     url = dynamodb.table()

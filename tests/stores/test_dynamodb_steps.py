@@ -33,12 +33,6 @@ LARGE = 250_000
 """Two of it do not fit into an item. Random, so that it cannot be compressed."""
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
-
 class Shelf:
     """A table of records, seen from outside, and one of parcels beside it."""
 

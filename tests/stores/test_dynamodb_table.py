@@ -21,12 +21,6 @@ from semel.stores.dynamodb.settings import DynamoDBSettings
 from tests.servers import DynamoDBServer
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
-
 class Table:
     """A table of somebody else's, beside the URL that names it."""
 

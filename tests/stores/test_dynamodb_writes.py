@@ -44,12 +44,6 @@ from semel.stores.dynamodb.transactions import LARGEST, MAX_WRITES
 from tests.servers import DynamoDBServer, MotoServer
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
-
 class Shop:
     """A table of accounts beside the one of the records, and what an operation does to it."""
 

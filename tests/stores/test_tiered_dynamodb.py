@@ -42,12 +42,6 @@ PATIENT = 5.0
 BOUND = 20.0
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
-
 class Till:
     """An account beside the records, and what is taken from it through a tiered store of either kind."""
 

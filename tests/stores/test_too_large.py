@@ -33,9 +33,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def url(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+def url(kind: str, request: pytest.FixtureRequest) -> Iterator[str]:
     if kind == "mysql":
         server: MariaDBServer = request.getfixturevalue("mariadb")
         made: str = request.getfixturevalue("mariadb_url")
