@@ -105,3 +105,25 @@ def test_the_first_failure_ends_the_run(run: Run) -> None:
     )
     assert "1 failed" in " ".join(lines)
     assert lines[-1] == "exit 1"
+
+
+def test_trouble_in_the_parent_ends_the_run(run: Run) -> None:
+    lines = run(
+        conftest="""
+        import os
+        PARENT = os.getpid()
+
+        def pytest_runtest_logreport(report):
+            if os.getpid() == PARENT:
+                raise OSError("no room for a report")
+        """,
+        test_a="def test_it(): pass\n",
+        test_b="import time\ndef test_it(): time.sleep(100)\n",
+    )
+    assert any("no room for a report" in line for line in lines)
+    assert lines[-1] == "exit 3"
+
+
+def test_the_results_can_be_written_as_xml(run: Run, tmp_path: Path) -> None:
+    run(f"--junitxml={tmp_path}/results.xml", test_a="def test_it(): pass\n", test_b="def test_it(): pass\n")
+    assert (tmp_path / "results.xml").read_text().count("<testcase") == 2

@@ -58,20 +58,27 @@ def groups(items: Iterable[pytest.Item]) -> list[list[int]]:
     return list(found.values())
 
 
+class Node:
+    """Where a test ran. With it the terminal prints a line of dots, and not the name of a file before each test."""
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name)
+        self._workerinfocache = f"[{name}]"
+
+
 class Worker:
     """The parent's side of a worker."""
 
-    def __init__(self, session: pytest.Session, number: int) -> None:
+    def __init__(self, session: pytest.Session, number: int, others: Iterable[Connection]) -> None:
         self.connection, theirs = FORK.Pipe()
-        self.process = FORK.Process(target=work_in_child, args=(session, theirs), name=f"worker-{number}")
+        ours = [self.connection, *others]
+        self.process = FORK.Process(target=work_in_child, args=(session, theirs, ours), name=f"worker-{number}")
         self.process.start()
         theirs.close()
         self.running: int | None = None
         self.assigned: deque[int] = deque()
         """The tests that it has not begun yet."""
-        # The terminal looks for it. Then it prints a line of dots, and not the name of a file before each test.
-        name = self.process.name
-        self.node = SimpleNamespace(gateway=SimpleNamespace(id=name), _workerinfocache=f"[{name}]")
+        self.node = Node(self.process.name)
 
     def assign(self, tests: list[int]) -> None:
         self.assigned.extend(tests)
@@ -95,7 +102,7 @@ def run_in_workers(session: pytest.Session, count: int) -> None:
     workers: dict[Any, Worker] = {}
 
     def start() -> None:
-        worker = Worker(session, next(numbers))
+        worker = Worker(session, next(numbers), workers)
         workers[worker.connection] = worker
 
     for _ in range(min(count, len(waiting))):
@@ -122,7 +129,7 @@ def run_in_workers(session: pytest.Session, count: int) -> None:
                         start()
             if session.shouldfail:
                 raise session.Failed(session.shouldfail)
-    except session.Failed:
+    except Exception:
         for worker in workers.values():
             os.kill(worker.process.pid or 0, signal.SIGINT)
         raise
@@ -167,7 +174,9 @@ class Reporter:
             self.connection.send(("report", data))
 
 
-def work_in_child(session: pytest.Session, connection: Connection) -> None:
+def work_in_child(session: pytest.Session, connection: Connection, parents: Iterable[Connection]) -> None:
+    for each in parents:  # a pipe that is open here would not end for the others when the parent closes it
+        each.close()
     config = session.config
     plugins = config.pluginmanager
     # What the parent has opened belongs to the parent: the terminal, and the files that output is captured in.
@@ -186,7 +195,7 @@ def work_in_child(session: pytest.Session, connection: Connection) -> None:
                 item=session.items[test], nextitem=None if following is None else session.items[following]
             )
             test = following
-    except (KeyboardInterrupt, BrokenPipeError):  # the parent has had enough
+    except (KeyboardInterrupt, BrokenPipeError, EOFError):  # the parent has had enough
         pass
     finally:
         session._setupstate.teardown_exact(None)
