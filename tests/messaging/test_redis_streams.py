@@ -315,6 +315,26 @@ class TestConsuming:
         with RedisServer("--appendonly", "yes", "--appendfsync", "no") as server:
             asyncio.run(main(server))
 
+    @pytest.mark.redis
+    @pytest.mark.server
+    def test_an_error_while_postponed_messages_come_again_loses_none(self) -> None:
+        async def main(server: RedisServer) -> None:
+            broker = RedisStreamsBroker(server.url, stream="orders")
+            source = RedisStreamsSource(server.url, stream="orders", group="g")
+            await broker.publish([message("s", n) for n in range(1, 4)], soon())
+            for delivery in await receive(source, 3):
+                await source.postpone(delivery, 0.0)
+            server.cli("ACL", "SETUSER", "default", "-xclaim")
+            with pytest.raises(BrokerUnavailable, match="xclaim"):
+                await source.receive(1, 1)  # fewer than wait
+            server.cli("ACL", "SETUSER", "default", "+xclaim")
+            assert sequences(await receive(source, 3)) == [1, 2, 3]
+            await source.close()
+            await broker.close()
+
+        with RedisServer() as server:
+            asyncio.run(main(server))
+
     def test_a_stream_that_was_deleted_is_read_again_from_its_beginning(self, redis_url: str) -> None:
         server = redis_py.Redis.from_url(redis_url)
 

@@ -372,19 +372,18 @@ class RedisStreamsSource:
         """Deliver postponed messages whose time has come, and those that waited behind them."""
         now = monotonic()
         found: list[Delivery] = []
+        claim = (b"XCLAIM", self._stream, self._group, self._consumer, 0)
         for key in [key for key, due in self._due.items() if due <= now]:
-            room = limit - len(found)
+            # If this fails, all that is not acknowledged is read again: the line must be gone by then.
             due, line = self._due.pop(key), self._lines.pop(key)
-            if line[room:]:
-                self._due[key], rest = due, line[room:]
-            # They count in Redis, so that it is known after a crash as well.
-            claim = (b"XCLAIM", self._stream, self._group, self._consumer, 0)
+            room = limit - len(found)
             some = [(_text(id), starts) for id, starts in line[:room]]
+            # They count in Redis, so that it is known after a crash as well.
             replies = await self._ask_all([(*claim, id, b"RETRYCOUNT", starts) for id, starts in some])
             entries = [reply[0] if reply else (id, None) for reply, (id, _) in zip(replies, some, strict=True)]
             found += await self._deliver(entries, [starts for _, starts in some])
-            if line[room:]:
-                self._lines[key] = rest
+            if rest := line[room:]:
+                self._due[key], self._lines[key] = due, rest
                 break
         return found
 
