@@ -21,12 +21,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from semel.core.messaging.messages import Message, attributes, read_message, size_of
 from semel.core.policy import Duration, seconds
+from semel.engine.background import BackgroundTask
 from semel.errors import BrokerUnavailable, ConfigurationError
-from semel.messaging.brokers.options import flag, number, only_options
+from semel.messaging.brokers.options import flag, number, read_url
 from semel.messaging.ports import BrokerDown, Capabilities, Delivery, Refused, Result, Sent, TryAgain
 from semel.stores.settings import require
 
@@ -509,10 +510,9 @@ def _calls(call: Callable[..., object]) -> Callable[..., Awaitable[None]]:
 
 def _read_url(url: str, known: dict[str, Callable[[str], Any]]) -> tuple[list[str], str, dict[str, Any]]:
     """Return the servers, the subject and the options of ``nats://user:password@host,host/subject?option=…``."""
-    plain, options = only_options(url, {**known, "tls": flag})
-    parts = urlsplit(plain)
-    credentials, at, hosts = parts.netloc.rpartition("@")
+    location, subject, options = read_url(url, {**known, "tls": flag})
+    credentials, at, hosts = location.rpartition("@")
     scheme = "tls" if options.pop("tls", False) else "nats"
     if not hosts:
         raise ConfigurationError("the URL of NATS names no server: write nats://host:4222/subject")
-    return [f"{scheme}://{credentials}{at}{host}" for host in hosts.split(",")], unquote(parts.path[1:]), options
+    return [f"{scheme}://{credentials}{at}{host}" for host in hosts.split(",")], subject, options

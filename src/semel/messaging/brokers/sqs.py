@@ -37,6 +37,9 @@ LONGEST_DELAY: Final = 12 * 3600
 class SQSBroker(AWSBroker):
     """Publishes to queues of SQS. They must exist. boto3 finds the credentials of the process."""
 
+    _service = "sqs"
+    _body = "MessageBody"
+
     def __init__(
         self,
         region: str,
@@ -57,9 +60,7 @@ class SQSBroker(AWSBroker):
         :param timeout: how long the service may take for one call.
         :param connect_timeout: how long it may take to connect.
         """
-        super().__init__(
-            "sqs", "MessageBody", self._send_entries, region, queue, fifo, endpoint, largest, timeout, connect_timeout
-        )
+        super().__init__(region, queue, fifo, endpoint, largest, timeout, connect_timeout)
         self._urls = _QueueURLs(self._client)
 
     @classmethod
@@ -68,12 +69,12 @@ class SQSBroker(AWSBroker):
         region, queue, options = read_aws_url(url, {"fifo": flag, "largest": number})
         return cls(region, queue=queue, **options)
 
-    async def _send_entries(self, queue: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        url = await self._urls.find(queue)
+    async def _send_entries(self, where: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        url = await self._urls.find(where)
         try:
             return await self._client.call("send_message_batch", QueueUrl=url, Entries=entries)
         except aws_errors():
-            self._urls.forget(queue)  # it may have been deleted, and made again
+            self._urls.forget(where)  # it may have been deleted, and made again
             raise
 
 
