@@ -110,7 +110,6 @@ class NATSBroker:
             return [jetstream] * len(messages)
         results: dict[int, Result] = {}
         waiting: dict[asyncio.Future[Any], int] = {}
-        lost = asyncio.create_task(self._client.lost.wait())
         try:
             for at, message in enumerate(messages):
                 subject = message.destination or self._subject
@@ -122,14 +121,10 @@ class NATSBroker:
                     waiting[await self._client.publish(subject, message.data, headers)] = at
                 except (errors.BadSubjectError, errors.BadHeaderError) as error:
                     results[at] = Refused(f"NATS cannot send this message: {_why(error)}")
-            unanswered: set[asyncio.Future[Any]] = set(waiting)
-            while unanswered and not lost.done() and (left := deadline - monotonic()) > 0:
-                await asyncio.wait({*unanswered, lost}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                unanswered = {future for future in unanswered if not future.done()}
+            if waiting:
+                await self._client.wait(asyncio.wait(waiting, timeout=max(0.0, deadline - monotonic())))
         except (errors.Error, BrokerUnavailable):  # the connection broke
             pass
-        finally:
-            lost.cancel()
         for future, at in waiting.items():
             if future.done():
                 results[at] = await self._result(future.result(), messages[at], jetstream)
