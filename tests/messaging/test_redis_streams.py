@@ -213,8 +213,7 @@ class TestConsuming:
             await broker.publish([message("s", n) for n in range(1, 7)], soon())
             assert sequences(await receive(first, 3)) == [1, 2, 3]
             assert list(await second.receive(10, 1.5)) == []  # longer than the lease: the first renews it
-            assert first._keeping is not None
-            first._keeping.cancel()  # it dies, or is paused
+            await first._keeping.stop(timeout=0)  # it dies, or is paused
             assert sequences(await receive(second, 6)) == [1, 2, 3, 4, 5, 6]
             await broker.publish([message("s", 7)], soon())
             first._reader_until = time.monotonic() + 60  # it wakes, and believes that it is still the reader
@@ -240,8 +239,7 @@ class TestConsuming:
                     assert [each.starts for each in found] == [starts] * 4
                     await source._servers.close()  # without a word to the server
                     await source._blocking.close()
-                    assert source._keeping is not None
-                    source._keeping.cancel()
+                    await source._keeping.stop(timeout=0)
             await broker.close()
 
         asyncio.run(main())
@@ -279,8 +277,7 @@ class TestConsuming:
             mine = await receive(second, 2)
             await second.acknowledge(mine)
             assert list(await second.receive(10, 1.2)) == []  # longer than the takeover: the first one lives
-            assert first._keeping is not None
-            first._keeping.cancel()
+            await first._keeping.stop(timeout=0)
             found = await receive(second, 2)
             assert sorted(sequences(found)) == [1, 2]
             assert all(each.starts > 1 for each in found)

@@ -227,7 +227,7 @@ class NATSSource:
         """Messages that the caller has let go of, and JetStream does not know that."""
         self._owned_until = 0.0
         """Until then, JetStream keeps them from other processes."""
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping = BackgroundTask("semel-nats")
         self.capabilities = Capabilities(
             name="NATS JetStream",
             ordered=ordered,
@@ -278,10 +278,7 @@ class NATSSource:
         self._in_hand.pop(delivery.handle, None)
 
     async def close(self) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
-            self._keeping = None
+        await self._keeping.stop(timeout=0)
         if not self._client.lost.is_set():
             with contextlib.suppress(BrokerUnavailable):  # then they come again after ``ack_wait``
                 async with self._connected():
@@ -332,8 +329,7 @@ class NATSSource:
         if monotonic() < self._owned_until:
             await self._tell(self._left, b"-NAK")
         self._left, self._subscription = [], subscription
-        if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep_alive(), name="semel-nats")
+        self._keeping.start(self._keep_alive)
         return subscription
 
     async def _keep_alive(self) -> None:

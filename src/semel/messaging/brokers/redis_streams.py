@@ -26,6 +26,7 @@ from typing import Any, Final, Self
 
 from semel.core.messaging.messages import Message, attributes, oversize, read_message
 from semel.core.policy import Duration, seconds
+from semel.engine.background import BackgroundTask
 from semel.errors import BrokerUnavailable, ConfigurationError, SemelError
 from semel.messaging.brokers.options import flag, number, split_options
 from semel.messaging.brokers.waves import send_in_waves
@@ -203,7 +204,7 @@ class RedisStreamsSource:
         self._reader_key = f"{stream if '{' in stream else '{' + stream + '}'}:reader:{group}"
         self._reader_until = 0.0
         """Until when this consumer is the reader of an ordered source."""
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping = BackgroundTask("semel-redis-streams")
         self._forget()
         self.capabilities = Capabilities(
             name="Redis Streams", ordered=ordered, pipelines=True, largest=LARGEST, counts_starts=True
@@ -282,10 +283,7 @@ class RedisStreamsSource:
             self._due[key] = monotonic() + seconds
 
     async def close(self) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
-            self._keeping = None
+        await self._keeping.stop(timeout=0)
         if self._begun:
             unfinished = self._known()
             with contextlib.suppress(SemelError, TimeoutError):  # then the others wait for the takeover
@@ -332,8 +330,7 @@ class RedisStreamsSource:
             if _code(error) != "BUSYGROUP":
                 raise
         self._begun = True
-        if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep_alive(), name="semel-redis-streams")
+        self._keeping.start(self._keep_alive)
 
     async def _entries(self, limit: int, after: bytes, wait: float = 0.0) -> list[Any]:
         """Read entries of the group: new ones (``>``), or those that this consumer has not finished."""

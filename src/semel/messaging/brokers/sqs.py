@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from semel.core.messaging.messages import read_message
 from semel.core.policy import Duration, seconds
+from semel.engine.background import BackgroundTask
 from semel.errors import BrokerUnavailable, ConfigurationError
 from semel.messaging.brokers.aws import (
     AT_ONCE,
@@ -125,7 +126,7 @@ class SQSSource:
         self._visibility = max(1, int(seconds(visibility, "visibility")))
         self._in_hand: dict[str, None] = {}
         """The receipts of messages that were delivered, and are neither acknowledged nor postponed."""
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping = BackgroundTask("semel-sqs")
         self.capabilities = Capabilities(
             name="Amazon SQS", ordered=queue.endswith(".fifo"), pipelines=False, largest=LARGEST, counts_starts=True
         )
@@ -152,8 +153,7 @@ class SQSSource:
             found = [self._delivery(each) for each in reply.get("Messages", ())]
             if found or monotonic() >= until:
                 self._in_hand |= dict.fromkeys(each.handle for each in found)
-                if self._keeping is None:
-                    self._keeping = asyncio.create_task(self._keep_alive(), name="semel-sqs")
+                self._keeping.start(self._keep_alive)
                 return found
             await asyncio.sleep(min(0.2, max(0.0, until - monotonic())))
 
@@ -174,10 +174,7 @@ class SQSSource:
         await self._for_each("change_message_visibility_batch", [delivery.handle], VisibilityTimeout=delay)
 
     async def close(self) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
-            self._keeping = None
+        await self._keeping.stop(timeout=0)
         unfinished, self._in_hand = list(self._in_hand), {}
         with contextlib.suppress(BrokerUnavailable):  # then they come again when their time is over
             await self._for_each("change_message_visibility_batch", unfinished, VisibilityTimeout=0)
