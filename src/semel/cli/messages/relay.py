@@ -53,29 +53,15 @@ def configure_relay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once", action="store_true", help="send what is due, then exit; exit code 1 if something was not sent"
     )
-    parser.add_argument(
-        "--batch", type=positive, default=500, metavar="N", help="messages that are sent at a time (default: 500)"
-    )
-    parser.add_argument(
-        "--lease",
-        default="30s",
-        metavar="T",
-        help="how long a relay that has died keeps its streams from the others (default: 30s)",
-    )
-    parser.add_argument(
-        "--tries",
-        type=positive,
-        default=10,
-        metavar="N",
-        help="attempts to send a message before --on-poison decides (default: 10)",
-    )
-    parser.add_argument(
-        "--pause",
-        default="1s",
-        metavar="T",
-        help="pause after a failure, growing with each attempt (default: 1s)",
-    )
-    parser.add_argument("--longest-pause", default="5m", metavar="T", help="the longest pause (default: 5m)")
+    for name, type, default, about in (
+        ("--batch", positive, 500, "messages that are sent at a time"),
+        ("--lease", str, "30s", "how long a relay that has died keeps its streams from the others"),
+        ("--tries", positive, 10, "attempts to send a message before --on-poison decides"),
+        ("--pause", str, "1s", "pause after a failure, growing with each attempt"),
+        ("--longest-pause", str, "5m", "the longest pause"),
+    ):
+        metavar = "N" if type is positive else "T"
+        parser.add_argument(name, type=type, default=default, metavar=metavar, help=f"{about} (default: {default})")
     parser.add_argument(
         "--on-poison", choices=("block", "park", "skip"), default="block",
         help="what happens to a stream whose next message cannot be sent: it waits (block), goes to the dead letters "
