@@ -225,6 +225,20 @@ class TestConsuming:
 
         asyncio.run(main())
 
+    @pytest.mark.parametrize("ordered", [True, False])
+    def test_a_source_that_may_not_wait_returns_what_is_there(self, redis_url: str, ordered: bool) -> None:
+        """``drain`` would end before the first message if to connect took longer than it waits for a message."""
+
+        async def main() -> None:
+            broker = RedisStreamsBroker(redis_url, stream="orders")
+            await broker.publish([message("s", 1)], soon())
+            source = RedisStreamsSource(redis_url, stream="orders", group="g", ordered=ordered)
+            assert sequences(await source.receive(10, 0.0)) == [1]
+            await source.close()
+            await broker.close()
+
+        asyncio.run(main())
+
     def test_a_consumer_that_restarts_under_its_name_continues_at_once(self, redis_url: str) -> None:
         async def main() -> None:
             broker = RedisStreamsBroker(redis_url, stream="orders")

@@ -308,11 +308,12 @@ class RedisStreamsSource:
             return []
         if found := await self._due_again(limit):
             return found
-        if self._history is not None:
+        while self._history is not None:
             entries = await self._entries(limit, self._history)
             self._history = entries[-1][0] if entries else None
             again = [(id, fields) for id, fields in entries if id not in self._known()]
-            return await self._deliver(again, await self._starts([id for id, _ in again])) if again else []
+            if again:
+                return await self._deliver(again, await self._starts([id for id, _ in again]))
         if not self._ordered and monotonic() >= self._claim_at:
             await self._claim_abandoned()
         until_due = min(self._due.values(), default=monotonic() + wait) - monotonic()
