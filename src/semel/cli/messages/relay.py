@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,7 @@ from semel.cli.commands import (
     confirmed,
     open_guard,
     positive,
+    print_table,
     say,
     span,
     stop_on_signals,
@@ -93,10 +94,8 @@ def relay(args: argparse.Namespace) -> int:
                 asyncio.run(_relay_async(open_async_store, args.url, broker, settings, lines))
                 return lines.finished()
             raise missing from None
-        try:
+        with closing(store):
             _relay(store, broker, settings, lines)
-        finally:
-            store.close()
     return lines.finished()
 
 
@@ -267,9 +266,7 @@ def _print_state(state: OutboxState) -> None:
             rows.append(
                 (each.destination or "(the relay's)", f"{each.messages:,}", f"{each.failing:,}", span(each.oldest))
             )
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        for row in rows:
-            say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_table(rows)
         if state.more:
             print("there are more messages than these, which are the oldest ones")
     else:
