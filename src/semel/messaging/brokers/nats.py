@@ -23,7 +23,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
-from semel.core.messaging.messages import Message, attributes, read_message, size_of
+from semel.core.messaging.messages import Message, attributes, oversize, read_message, size_of
 from semel.core.policy import Duration, seconds
 from semel.engine.background import BackgroundTask
 from semel.errors import BrokerUnavailable, ConfigurationError
@@ -150,7 +150,7 @@ class NATSBroker:
         if subject.startswith(("$", "_INBOX.")) or set(subject) & set("*> "):
             return Refused("this is no subject for messages")
         lines = size_of(headers, message.data) + 4 * len(headers) + 12
-        if size_of(attributes(message), message.data) > self.capabilities.largest or lines > self._client.max_payload:
+        if oversize(message, self.capabilities.largest) or lines > self._client.max_payload:
             largest = min(self.capabilities.largest, self._client.max_payload)
             return Refused(f"the message is too large: the most is {largest} bytes")
         return None
