@@ -248,7 +248,7 @@ class StopFlag:
 
 
 @contextmanager
-def stop_on_signals(on_stop: Callable[[], None] | None = None) -> Iterator[StopFlag]:
+def stop_on_signals(on_stop: Callable[[], object] | None = None) -> Iterator[StopFlag]:
     """Let the first signal set the flag, and the second raise KeyboardInterrupt.
 
     :param on_stop: called by the signal handler, once. It must not wait for anything.

@@ -125,13 +125,11 @@ async def _relay_async(open_store: Any, url: str, broker: Broker, settings: dict
 
     def stop() -> None:
         stopping.set()
-        tasks.add(loop.create_task(running.stop()))
-
-    def stop_soon() -> None:
-        loop.call_soon_threadsafe(stop)
+        if lines.once:  # otherwise it is stopped below, which waits for the batch in hand
+            tasks.add(loop.create_task(running.stop()))
 
     try:
-        with stop_on_signals(stop_soon):
+        with stop_on_signals(lambda: loop.call_soon_threadsafe(stop)):
             lines.begin(running)
             if lines.once:
                 lines.report = await running.drain()
