@@ -418,7 +418,6 @@ class _Client:
             raise BrokerUnavailable("the connection to NATS was closed")
         reply = f"{self._inbox}.{next(self._numbers)}"
         future = self._replies[reply] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda _: self._replies.pop(reply, None))
         await self._connection.publish(subject, data, reply, headers)
         return future
 
@@ -436,8 +435,8 @@ class _Client:
             await asyncio.gather(task, lost, return_exceptions=True)
 
     async def _replied(self, msg: Msg) -> None:
-        future = self._replies.get(msg.subject)
-        if future is not None and not future.done():
+        future = self._replies.pop(msg.subject, None)
+        if future is not None:
             status = (msg.headers or {}).get("Status")
             future.set_result(None if status == "503" else json.loads(msg.data))
 
