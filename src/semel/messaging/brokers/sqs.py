@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, Self
 
@@ -142,14 +142,15 @@ class SQSSource:
         until = monotonic() + seconds
         while True:
             left = max(0.0, until - monotonic())
-            reply = await self._call(
-                "receive_message",
-                MaxNumberOfMessages=min(limit, AT_ONCE),
-                WaitTimeSeconds=min(LONGEST_POLL, int(left)),
-                VisibilityTimeout=self._visibility,
-                MessageAttributeNames=["All"],
-                AttributeNames=["ApproximateReceiveCount"],
-            )
+            with self._letting_go():
+                reply = await self._call(
+                    "receive_message",
+                    MaxNumberOfMessages=min(limit, AT_ONCE),
+                    WaitTimeSeconds=min(LONGEST_POLL, int(left)),
+                    VisibilityTimeout=self._visibility,
+                    MessageAttributeNames=["All"],
+                    AttributeNames=["ApproximateReceiveCount"],
+                )
             found = [self._delivery(each) for each in reply.get("Messages", ())]
             if found or monotonic() >= until:
                 self._in_hand |= dict.fromkeys(each.handle for each in found)
@@ -159,19 +160,20 @@ class SQSSource:
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         handles = [delivery.handle for delivery in deliveries]
-        failed = await self._for_each("delete_message_batch", handles)
-        # Some servers do not know a message any more that was acknowledged before.
-        reasons = [reason for handle, reason in failed.items() if handle in self._in_hand]
-        for handle in handles:
-            self._in_hand.pop(handle, None)
-        if reasons:
-            self._in_hand = {}
-            raise BrokerUnavailable(f"SQS did not delete {len(reasons)} messages; they come again: {reasons[0]}")
+        with self._letting_go():
+            failed = await self._for_each("delete_message_batch", handles)
+            # Some servers do not know a message any more that was acknowledged before.
+            reasons = [reason for handle, reason in failed.items() if handle in self._in_hand]
+            for handle in handles:
+                self._in_hand.pop(handle, None)
+            if reasons:
+                raise BrokerUnavailable(f"SQS did not delete {len(reasons)} messages; they come again: {reasons[0]}")
 
     async def postpone(self, delivery: Delivery, seconds: float) -> None:
         self._in_hand.pop(delivery.handle, None)
         delay = min(LONGEST_DELAY, int(seconds + 0.5))
-        await self._for_each("change_message_visibility_batch", [delivery.handle], VisibilityTimeout=delay)
+        with self._letting_go():
+            await self._for_each("change_message_visibility_batch", [delivery.handle], VisibilityTimeout=delay)
 
     async def close(self) -> None:
         await self._keeping.stop(timeout=0)
@@ -179,6 +181,15 @@ class SQSSource:
         with contextlib.suppress(BrokerUnavailable):  # then they come again when their time is over
             await self._for_each("change_message_visibility_batch", unfinished, VisibilityTimeout=0)
         self._client.close()
+
+    @contextlib.contextmanager
+    def _letting_go(self) -> Iterator[None]:
+        """After an error, the caller has let go of all that it had. It comes again when its time is over."""
+        try:
+            yield
+        except BrokerUnavailable:
+            self._in_hand = {}
+            raise
 
     def _delivery(self, found: dict[str, Any]) -> Delivery:
         headers, data = decode(found["Body"], found.get("MessageAttributes", {}))
@@ -209,5 +220,4 @@ class SQSSource:
             return await self._client.call(action, QueueUrl=await self._urls.find(self._queue), **parameters)
         except aws_errors() as error:
             self._urls.forget(self._queue)
-            self._in_hand = {}  # after an error, the caller has let go of all that it had: it comes again
             raise BrokerUnavailable(f"SQS did not answer: {str(error)[:300]}") from error
