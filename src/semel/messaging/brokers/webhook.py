@@ -85,6 +85,7 @@ class WebhookBroker:
         self._private = private
         self._timeout = seconds(timeout, "timeout")
         self._connect_timeout = seconds(connect_timeout, "connect_timeout")
+        self._concurrency = concurrency
         self._slots = asyncio.Semaphore(concurrency)
         self._make_client = client or self._httpx.AsyncClient
         self._client: httpx.AsyncClient | None = None
@@ -115,6 +116,8 @@ class WebhookBroker:
 
     async def close(self) -> None:
         client, self._client = self._client, None
+        # The next call may come from another event loop, as that of the next ``Relay.drain`` does.
+        self._slots = asyncio.Semaphore(self._concurrency)
         if client is not None:
             await client.aclose()
 
