@@ -213,8 +213,7 @@ class TestConsuming:
             await broker.publish([message("s", n) for n in range(1, 7)], soon())
             assert sequences(await receive(first, 3)) == [1, 2, 3]
             assert list(await second.receive(10, 1.5)) == []  # longer than the lease: the first renews it
-            assert first._keeping is not None
-            first._keeping.cancel()  # it dies, or is paused
+            await first._keeping.stop(timeout=0)  # it dies, or is paused
             assert sequences(await receive(second, 6)) == [1, 2, 3, 4, 5, 6]
             await broker.publish([message("s", 7)], soon())
             first._reader_until = time.monotonic() + 60  # it wakes, and believes that it is still the reader
@@ -222,6 +221,20 @@ class TestConsuming:
             assert sequences(await receive(second, 1)) == [7]
             for source in (first, second):
                 await source.close()
+            await broker.close()
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("ordered", [True, False])
+    def test_a_source_that_may_not_wait_returns_what_is_there(self, redis_url: str, ordered: bool) -> None:
+        """``drain`` would end before the first message if to connect took longer than it waits for a message."""
+
+        async def main() -> None:
+            broker = RedisStreamsBroker(redis_url, stream="orders")
+            await broker.publish([message("s", 1)], soon())
+            source = RedisStreamsSource(redis_url, stream="orders", group="g", ordered=ordered)
+            assert sequences(await source.receive(10, 0.0)) == [1]
+            await source.close()
             await broker.close()
 
         asyncio.run(main())
@@ -240,8 +253,7 @@ class TestConsuming:
                     assert [each.starts for each in found] == [starts] * 4
                     await source._servers.close()  # without a word to the server
                     await source._blocking.close()
-                    assert source._keeping is not None
-                    source._keeping.cancel()
+                    await source._keeping.stop(timeout=0)
             await broker.close()
 
         asyncio.run(main())
@@ -279,8 +291,7 @@ class TestConsuming:
             mine = await receive(second, 2)
             await second.acknowledge(mine)
             assert list(await second.receive(10, 1.2)) == []  # longer than the takeover: the first one lives
-            assert first._keeping is not None
-            first._keeping.cancel()
+            await first._keeping.stop(timeout=0)
             found = await receive(second, 2)
             assert sorted(sequences(found)) == [1, 2]
             assert all(each.starts > 1 for each in found)
@@ -313,6 +324,26 @@ class TestConsuming:
             await broker.close()
 
         with RedisServer("--appendonly", "yes", "--appendfsync", "no") as server:
+            asyncio.run(main(server))
+
+    @pytest.mark.redis
+    @pytest.mark.server
+    def test_an_error_while_postponed_messages_come_again_loses_none(self) -> None:
+        async def main(server: RedisServer) -> None:
+            broker = RedisStreamsBroker(server.url, stream="orders")
+            source = RedisStreamsSource(server.url, stream="orders", group="g")
+            await broker.publish([message("s", n) for n in range(1, 4)], soon())
+            for delivery in await receive(source, 3):
+                await source.postpone(delivery, 0.0)
+            server.cli("ACL", "SETUSER", "default", "-xclaim")
+            with pytest.raises(BrokerUnavailable, match="xclaim"):
+                await source.receive(1, 1)  # fewer than wait
+            server.cli("ACL", "SETUSER", "default", "+xclaim")
+            assert sequences(await receive(source, 3)) == [1, 2, 3]
+            await source.close()
+            await broker.close()
+
+        with RedisServer() as server:
             asyncio.run(main(server))
 
     def test_a_stream_that_was_deleted_is_read_again_from_its_beginning(self, redis_url: str) -> None:

@@ -174,6 +174,26 @@ class TestFIFO(OnSQS):
 
         asyncio.run(main())
 
+    def test_a_renewal_that_fails_is_tried_again(self, endpoint: str, queue: str) -> None:
+        async def main() -> None:
+            broker = SQSBroker(REGION, queue=queue, endpoint=endpoint)
+            assert await broker.publish([message("a")], soon()) == [Sent()]
+            first, second = (SQSSource(REGION, queue=queue, endpoint=endpoint, visibility=3) for _ in range(2))
+            held = await receive(first, 1)
+            client, first._client = first._client, AWSClient("sqs", REGION, "http://127.0.0.1:1", 1, 1)
+            until = time.monotonic() + 20
+            while first._urls._known:  # the URL of the queue is forgotten after an error
+                assert time.monotonic() < until
+                await asyncio.sleep(0.01)
+            first._client = client
+            assert list(await second.receive(10, 4)) == []  # longer than the visibility: the first one is alive
+            await first.acknowledge(held)
+            for source in (first, second):
+                await source.close()
+            await broker.close()
+
+        asyncio.run(main())
+
     def test_after_an_error_all_that_is_not_acknowledged_comes_again(self, endpoint: str, queue: str) -> None:
         async def main() -> None:
             broker = SQSBroker(REGION, queue=queue, endpoint=endpoint)

@@ -310,7 +310,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_a_slow_receiver_is_left_and_only_so_many_are_asked_at_the_same_time(receiver: Receiver) -> None:
     receiver.slowness = 0.05
     broker = WebhookBroker(receiver.url, secret=SECRET, concurrency=3)
-    assert publish(broker, *(message() for _ in range(12))) == [Sent()] * 12
+    for _ in range(2):  # each in an event loop of its own
+        assert publish(broker, *(message() for _ in range(12))) == [Sent()] * 12
     assert receiver.most <= 3
     receiver.slowness = 0.5
     (result,) = publish(WebhookBroker(receiver.url, secret=SECRET, timeout=0.1))

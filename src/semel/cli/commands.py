@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from types import FrameType
@@ -110,6 +110,13 @@ def as_json(value: Any) -> str:
 def say(text: str, file: TextIO | None = None) -> None:
     """Print text that comes from a store."""
     print(printable(text), file=file, flush=True)
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows, the first of which is the head, in columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def span(seconds: float) -> str:
@@ -241,7 +248,7 @@ class StopFlag:
 
 
 @contextmanager
-def stop_on_signals(on_stop: Callable[[], None] | None = None) -> Iterator[StopFlag]:
+def stop_on_signals(on_stop: Callable[[], object] | None = None) -> Iterator[StopFlag]:
     """Let the first signal set the flag, and the second raise KeyboardInterrupt.
 
     :param on_stop: called by the signal handler, once. It must not wait for anything.

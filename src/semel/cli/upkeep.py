@@ -19,6 +19,7 @@ from semel.cli.commands import (
     as_json,
     open_guard,
     positive,
+    print_table,
     say,
     stop_on_signals,
     ticking,
@@ -44,9 +45,7 @@ def stores(args: argparse.Namespace) -> int:
     rows.append(("URL", *(kind.example for kind in KINDS)))
     for trait, words in TRAITS.items():
         rows.append((words, *(_word(kind.traits()[trait]) for kind in KINDS)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table(rows)
     return OK
 
 

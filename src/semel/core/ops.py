@@ -28,6 +28,13 @@ class Op(Generic[R]):
     id: bytes
 
 
+class StoreOp(Op[R]):
+    """The base of Ops about the store as a whole. They name no record."""
+
+    __slots__ = ()
+    id: bytes = b""
+
+
 @value
 class Record:
     """A record as a store shows it. Times are relative to the store's clock, so they mean the same on every machine."""
@@ -199,15 +206,14 @@ class Swept:
 
 
 @value
-class Sweep(Op[Swept]):
+class Sweep(StoreOp[Swept]):
     """Remove at most ``limit`` expired records."""
 
     limit: int
-    id: bytes = b""
 
 
 @value
-class Count(Op[int]):
+class Count(StoreOp[int]):
     """Count a tenant's live records, up to ``limit``. Only for stores that declare ``counts``.
 
     Live means not absent: running, abandoned, done and not expired, or unknown. A store may leave out records that are
@@ -216,7 +222,6 @@ class Count(Op[int]):
 
     tenant: str
     limit: int
-    id: bytes = b""
 
 
 INPUT: Final = "~input"
@@ -241,7 +246,7 @@ class Page:
 
 
 @value
-class Resumable(Op[Page]):
+class Resumable(StoreOp[Page]):
     """List abandoned operations of these names that have stored their arguments and may be run again. Only for stores
     that declare ``resumes``.
 
@@ -252,7 +257,6 @@ class Resumable(Op[Page]):
     operations: tuple[str, ...]
     after: bytes
     limit: int
-    id: bytes = b""
 
 
 @value
@@ -268,7 +272,7 @@ class Listing:
 
 
 @value
-class ListRecords(Op[Listing]):
+class ListRecords(StoreOp[Listing]):
     """List records that are not absent, page by page. Only for stores that declare ``lists``.
 
     The store looks at no more than ``look`` records for a page, whatever the filters are, so a page may be empty
@@ -286,7 +290,6 @@ class ListRecords(Op[Listing]):
     look: int = 5000
     after: str | None = None
     """``Listing.after`` of the page before."""
-    id: bytes = b""
 
 
 @value
@@ -304,11 +307,9 @@ class Size:
 
 
 @value
-class Measure(Op[Size]):
+class Measure(StoreOp[Size]):
     """Say how many records there are, and how long the expired ones wait for a sweep. Only for stores that declare
     ``lists``.
 
     The store never counts a whole table for that.
     """
-
-    id: bytes = b""

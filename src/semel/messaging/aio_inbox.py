@@ -159,28 +159,19 @@ class AsyncInbox:
             check_message_id(message.id)
         unit = self._unit(connection, own_transaction)
         program = apply_messages(unit.connection.dialect, consumer, [message.id for message in messages])
-        began = self._now()
+        began = time.monotonic()
         async with _transaction(unit, own_transaction):
             chosen = _first_ones(messages, await unit.run(program, _ROW))
             if chosen:
                 await _call(unit, lambda: call(chosen), _origin(consumer, chosen))
         if self._hook is not None:
             repeated = [message for message in messages if not any(message is each for each in chosen)]
-            self._report(events.AppliedEvent, consumer, chosen, began)
-            self._report(events.Skipped, consumer, repeated, began)
-        return len(chosen)
-
-    def _now(self) -> float:
-        return 0.0 if self._hook is None else time.monotonic()
-
-    def _report(
-        self, event: type[events.AppliedEvent | events.Skipped], consumer: str, messages: list[Message], began: float
-    ) -> None:
-        if self._hook is not None:
             elapsed = time.monotonic() - began
-            for message in messages:
-                came, what = read_metadata(message.headers), message.type or consumer
-                self._hook(event(what, "", message.id, consumer, elapsed, came.root, came.parent, route=what))
+            for event, some in ((events.AppliedEvent, chosen), (events.Skipped, repeated)):
+                for message in some:
+                    came, what = read_metadata(message.headers), message.type or consumer
+                    self._hook(event(what, "", message.id, consumer, elapsed, came.root, came.parent, route=what))
+        return len(chosen)
 
     def handler(
         self,

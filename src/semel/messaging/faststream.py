@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from faststream import AckPolicy, BaseMiddleware
 from faststream.exceptions import AckMessage, HandlerException, NackMessage
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from faststream import ContextRepo, StreamMessage
 
 __all__ = ["InboxMiddleware"]
-
-_CAPABILITIES: Final = Capabilities(name="FastStream", ordered=False, pipelines=False, largest=1 << 30)
 
 
 class InboxMiddleware:
@@ -152,7 +150,7 @@ class _Decided(BaseException):
 class _OneDelivery:
     """A source with one message, which FastStream has received."""
 
-    capabilities = _CAPABILITIES
+    capabilities = Capabilities(name="FastStream", ordered=False, pipelines=False, largest=1 << 30)
 
     def __init__(self, message: Message, msg: StreamMessage[Any]) -> None:
         self._left: list[Delivery] = [Delivery(message, 0, None)]

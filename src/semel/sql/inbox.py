@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core.messaging.messages import (
@@ -37,25 +38,15 @@ Row: TypeAlias = Mapping[str, Any]
 _TRIES: Final = 10
 _OFFSETS: Final = "~"
 """The prefix of a consumer whose streams are the partitions of a log. No consumer's own name begins so."""
-_CHOSEN: Final = (
-    "({origin} IS NULL OR origin = :origin) AND ({type} IS NULL OR type = :type) AND ({destination} IS NULL OR "
-    "destination = :destination) AND ({stream} IS NULL OR stream = :stream) AND ({message} IS NULL OR id = :message)"
-)
-_NAMES: Final = ("origin", "type", "destination", "stream", "message")
 
 
 class _Tables:
     """The statements of one dialect, and how it takes lists, times and transactions."""
 
-    def __init__(self, dialect: Dialect, file: str, now: str, chosen: str, second: int) -> None:
-        """
-        :param chosen: how the rest of a ``LetterFilter`` is written.
-        :param second: how durations count one.
-        """
-        cast = "::text" if dialect == "postgresql" else ""
-        names = _CHOSEN.format(**{name: f":{name}{cast}" for name in _NAMES})
+    def __init__(self, dialect: Dialect, file: str, now: str, second: int) -> None:
+        """:param second: how durations count one."""
         self.dialect = dialect
-        self._queries = load_queries("semel.sql.dialects", f"{file}_inbox.sql", chosen=f"{names} AND {chosen}", now=now)
+        self._queries = load_queries("semel.sql.dialects", f"{file}_inbox.sql", now=now)
         self._second = second
 
     def span(self, seconds: float) -> float:
@@ -99,16 +90,10 @@ def _now() -> int:
 
 
 _TABLES: Final[dict[Dialect, _Tables]] = {
-    "postgresql": _Tables(
-        "postgresql", "postgres", "statement_timestamp()",
-        "strpos(reason, :reason::text) > 0 AND died <= statement_timestamp() - :older::float8 * interval '1 second'", 1,
-    ),
-    "sqlite": _Tables("sqlite", "sqlite", "", "instr(reason, :reason) > 0 AND died <= :now - :older", 1_000_000),
-    "mysql": _Tables(
-        "mysql", "mysql", "UTC_TIMESTAMP(6)",
-        "LOCATE(:reason, reason) > 0 AND died <= UTC_TIMESTAMP(6) - INTERVAL :older MICROSECOND", 1_000_000,
-    ),
-}  # fmt: skip
+    "postgresql": _Tables("postgresql", "postgres", "statement_timestamp()", 1),
+    "sqlite": _Tables("sqlite", "sqlite", "", 1_000_000),
+    "mysql": _Tables("mysql", "mysql", "UTC_TIMESTAMP(6)", 1_000_000),
+}
 
 
 # In the caller's transaction
@@ -266,8 +251,7 @@ def _letter(row: Sequence[Any]) -> Letter:
 
 
 def _chosen(filter: LetterFilter, tables: _Tables) -> dict[str, Any]:
-    names = {name: getattr(filter, name) for name in (*_NAMES, "reason")}
-    return {**names, "older": tables.span(filter.older)}
+    return {**asdict(filter), "older": tables.span(filter.older)}
 
 
 def _count(op: CountLetters, tables: _Tables) -> Program[tuple[int, int]]:

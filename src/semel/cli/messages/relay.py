@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,7 @@ from semel.cli.commands import (
     confirmed,
     open_guard,
     positive,
+    print_table,
     say,
     span,
     stop_on_signals,
@@ -53,29 +54,15 @@ def configure_relay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once", action="store_true", help="send what is due, then exit; exit code 1 if something was not sent"
     )
-    parser.add_argument(
-        "--batch", type=positive, default=500, metavar="N", help="messages that are sent at a time (default: 500)"
-    )
-    parser.add_argument(
-        "--lease",
-        default="30s",
-        metavar="T",
-        help="how long a relay that has died keeps its streams from the others (default: 30s)",
-    )
-    parser.add_argument(
-        "--tries",
-        type=positive,
-        default=10,
-        metavar="N",
-        help="attempts to send a message before --on-poison decides (default: 10)",
-    )
-    parser.add_argument(
-        "--pause",
-        default="1s",
-        metavar="T",
-        help="pause after a failure, growing with each attempt (default: 1s)",
-    )
-    parser.add_argument("--longest-pause", default="5m", metavar="T", help="the longest pause (default: 5m)")
+    for name, type, default, about in (
+        ("--batch", positive, 500, "messages that are sent at a time"),
+        ("--lease", str, "30s", "how long a relay that has died keeps its streams from the others"),
+        ("--tries", positive, 10, "attempts to send a message before --on-poison decides"),
+        ("--pause", str, "1s", "pause after a failure, growing with each attempt"),
+        ("--longest-pause", str, "5m", "the longest pause"),
+    ):
+        metavar = "N" if type is positive else "T"
+        parser.add_argument(name, type=type, default=default, metavar=metavar, help=f"{about} (default: {default})")
     parser.add_argument(
         "--on-poison", choices=("block", "park", "skip"), default="block",
         help="what happens to a stream whose next message cannot be sent: it waits (block), goes to the dead letters "
@@ -107,10 +94,8 @@ def relay(args: argparse.Namespace) -> int:
                 asyncio.run(_relay_async(open_async_store, args.url, broker, settings, lines))
                 return lines.finished()
             raise missing from None
-        try:
+        with closing(store):
             _relay(store, broker, settings, lines)
-        finally:
-            store.close()
     return lines.finished()
 
 
@@ -140,13 +125,11 @@ async def _relay_async(open_store: Any, url: str, broker: Broker, settings: dict
 
     def stop() -> None:
         stopping.set()
-        tasks.add(loop.create_task(running.stop()))
-
-    def stop_soon() -> None:
-        loop.call_soon_threadsafe(stop)
+        if lines.once:  # otherwise it is stopped below, which waits for the batch in hand
+            tasks.add(loop.create_task(running.stop()))
 
     try:
-        with stop_on_signals(stop_soon):
+        with stop_on_signals(lambda: loop.call_soon_threadsafe(stop)):
             lines.begin(running)
             if lines.once:
                 lines.report = await running.drain()
@@ -281,9 +264,7 @@ def _print_state(state: OutboxState) -> None:
             rows.append(
                 (each.destination or "(the relay's)", f"{each.messages:,}", f"{each.failing:,}", span(each.oldest))
             )
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        for row in rows:
-            say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_table(rows)
         if state.more:
             print("there are more messages than these, which are the oldest ones")
     else:

@@ -174,37 +174,28 @@ class ConsumerPlan:
         return _Consumption(self, stopping, report).flow(until_idle)
 
 
-def place_in_stream(last: int, message: Message) -> AppliedMessage | MisplacedMessage:
-    """Return whether the message may be applied now.
-
-    :param last: the sequence that was applied last, or 0. If the stream is parked, the sequence of its first dead
-        letter, negative.
-    """
-    sequence = message.sequence
-    if last < 0 and sequence > -last:
-        return MisplacedMessage(f"its stream is parked since its message {-last} was given up")
-    if last > 0 and sequence <= last:
-        # It was never applied: the inbox would know it. To drop it would lose it.
-        return MisplacedMessage(f"it came too late: the message {last} of its stream was applied before it")
-    return AppliedMessage(sequence - last - 1 if last > 0 else 0)
-
-
 def place_in_streams(last: Mapping[str, int], messages: Sequence[Message]) -> list[AppliedMessage] | MisplacedMessage:
     """Return whether the messages may be applied now, in their order.
 
-    :param last: as in ``place_in_stream``, for each stream. Messages of other streams have no order.
+    :param last: for each stream, the sequence that was applied last, or 0. If the stream is parked, the sequence of its
+        first dead letter, negative. Messages of other streams have no order.
     """
     places, answers = dict(last), []
     for message in messages:
-        before = places.get(message.stream) if message.sequence > 0 else None
-        answer = AppliedMessage() if before is None else place_in_stream(before, message)
-        if isinstance(answer, MisplacedMessage):
-            return answer
-        if before is not None and before < 0 and len(messages) > 1:  # then each of them may change where it is parked
+        stream, sequence = message.stream, message.sequence
+        if stream not in places or sequence <= 0:
+            answers.append(AppliedMessage())
+            continue
+        before = places[stream]
+        if before < 0 and sequence > -before:
+            return MisplacedMessage(f"its stream is parked since its message {-before} was given up")
+        if sequence <= before:
+            # It was never applied: the inbox would know it. To drop it would lose it.
+            return MisplacedMessage(f"it came too late: the message {before} of its stream was applied before it")
+        if before < 0 and len(messages) > 1:  # then each of them may change where it is parked
             return MisplacedMessage("its stream is parked")
-        answers.append(answer)
-        if before is not None:
-            places[message.stream] = message.sequence
+        answers.append(AppliedMessage(sequence - before - 1 if before > 0 else 0))
+        places[stream] = sequence
     return answers
 
 

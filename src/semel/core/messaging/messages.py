@@ -28,7 +28,7 @@ from math import modf
 from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
-from semel.core.ops import Op
+from semel.core.ops import StoreOp
 from semel.core.values import value
 from semel.errors import ConfigurationError
 
@@ -247,7 +247,7 @@ class Outgoing(Message):
 
 
 @value
-class JoinRelays(Op["tuple[int, ...]"]):
+class JoinRelays(StoreOp["tuple[int, ...]"]):
     """Register a relay, or renew its lease, and balance the lanes. The answer is the lanes that it owns now.
 
     In one atomic step: relays whose lease has ended are removed, their lanes are freed, and each message that they were
@@ -258,11 +258,10 @@ class JoinRelays(Op["tuple[int, ...]"]):
     relay: bytes
     """16 random bytes that identify the relay."""
     lease: float
-    id: bytes = b""
 
 
 @value
-class StartMessages(Op["tuple[Outgoing, ...] | None"]):
+class StartMessages(StoreOp["tuple[Outgoing, ...] | None"]):
     """Take the next messages of the relay's lanes, write down that they are being sent, and renew the lease.
 
     The answer holds at most ``limit`` messages that are due, in the order of their positions, without those of streams
@@ -277,7 +276,6 @@ class StartMessages(Op["tuple[Outgoing, ...] | None"]):
     after: int = 0
     """Skip the positions up to this one. A relay that reads on from its last batch does not look at rows that are
     deleted and not yet removed. It checks by the sequence that it skips no message of a stream."""
-    id: bytes = b""
 
 
 @value
@@ -303,7 +301,7 @@ class DeadLetter:
 
 
 @value
-class SettleMessages(Op[bool]):
+class SettleMessages(StoreOp[bool]):
     """Delete the messages that were sent, put off those that failed, and move those that are given up. The answer is
     False if the relay's lease has ended; then nothing has changed.
 
@@ -316,15 +314,13 @@ class SettleMessages(Op[bool]):
     sent: tuple[int, ...]
     failed: tuple[Failure, ...] = ()
     dead: tuple[DeadLetter, ...] = ()
-    id: bytes = b""
 
 
 @value
-class LeaveRelays(Op[None]):
+class LeaveRelays(StoreOp[None]):
     """Remove the relay and free its lanes. It must have no message under way."""
 
     relay: bytes
-    id: bytes = b""
 
 
 # The log: how PostgreSQL can store the outbox for large volumes, instead of in a queue
@@ -346,7 +342,7 @@ class LogOwned:
 
 
 @value
-class TakeLog(Op[LogOwned]):
+class TakeLog(StoreOp[LogOwned]):
     """Take the cursor of the log, if its owner is gone. The answer has the mode of the outbox if this relay owns the
     cursor now, otherwise ``queue``.
 
@@ -354,11 +350,10 @@ class TakeLog(Op[LogOwned]):
     """
 
     relay: bytes
-    id: bytes = b""
 
 
 @value
-class ReadLog(Op["tuple[Outgoing, ...] | None"]):
+class ReadLog(StoreOp["tuple[Outgoing, ...] | None"]):
     """Take the next messages of the log, write down that they are being sent, and renew the lease.
 
     The answer is as that of ``StartMessages``: in the order of their positions, which is that of the commits within a
@@ -373,11 +368,10 @@ class ReadLog(Op["tuple[Outgoing, ...] | None"]):
     ahead: bool = False
     """In the mode ``log``: return those that follow the messages under way, which remain so. It does not renew the
     lease; ``PassLog`` does. It returns no messages as well if it is not known yet what follows."""
-    id: bytes = b""
 
 
 @value
-class PassLog(Op[bool]):
+class PassLog(StoreOp[bool]):
     """Go on behind the messages that ``ReadLog`` has returned last, and renew the lease. The answer is False if the
     relay no longer owns the cursor; then nothing has changed.
 
@@ -400,17 +394,15 @@ class PassLog(Op[bool]):
     """Nothing was sent, and nothing moves: ``ReadLog`` returns the same messages again."""
     then: int | None = None
     """The messages up to this position, which were read ahead, are under way from now on."""
-    id: bytes = b""
 
 
 @value
-class SwitchMode(Op[None]):
+class SwitchMode(StoreOp[None]):
     """Change how messages are stored. What is in the log moves to the queue. Raises ConfigurationError if the database
     cannot do it.
     """
 
     mode: OutboxMode
-    id: bytes = b""
 
 
 @value
@@ -455,14 +447,13 @@ class OutboxState:
 
 
 @value
-class InspectOutbox(Op[OutboxState]):
+class InspectOutbox(StoreOp[OutboxState]):
     """Show what is in the outbox. It changes nothing, and takes no longer because a million messages wait."""
 
     limit: int
     """How many streams that wait are listed, parked ones first."""
     look: int = 100_000
     """How many messages are counted, the oldest ones."""
-    id: bytes = b""
 
 
 # What became of a message that a relay has handed to a broker
@@ -511,7 +502,7 @@ Result: TypeAlias = Sent | TryAgain | Refused | BrokerDown | DestinationDown
 
 
 @value
-class SeeMessages(Op["frozenset[str]"]):
+class SeeMessages(StoreOp["frozenset[str]"]):
     """Write down that a consumer has received these messages. The answer holds those that it had received before.
 
     Only for brokers that do not count: that way a message that killed its consumer is recognised when it comes again.
@@ -519,50 +510,45 @@ class SeeMessages(Op["frozenset[str]"]):
 
     consumer: str
     ids: tuple[str, ...]
-    id: bytes = b""
 
 
 @value
-class CountStart(Op[int]):
+class CountStart(StoreOp[int]):
     """Count one start of a message. The answer is how many are counted, this one included."""
 
     consumer: str
     message: str
-    id: bytes = b""
 
 
 @value
-class ForgetStarts(Op[None]):
+class ForgetStarts(StoreOp[None]):
     """The messages are done: forget what ``SeeMessages`` and ``CountStart`` wrote down."""
 
     consumer: str
     ids: tuple[str, ...]
-    id: bytes = b""
 
 
 @value
-class ReadOffsets(Op["dict[str, int]"]):
+class ReadOffsets(StoreOp["dict[str, int]"]):
     """Read where a consumer goes on at these places: the offsets that were committed with its effects."""
 
     consumer: str
     places: tuple[str, ...]
-    id: bytes = b""
 
 
 @value
-class PurgeInbox(Op[int]):
+class PurgeInbox(StoreOp[int]):
     """Forget at most ``limit`` messages that were applied more than ``keep`` seconds ago. The answer is how many."""
 
     keep: float
     limit: int
-    id: bytes = b""
 
 
 # The dead letters
 
 
 @value
-class BuryMessage(Op[None]):
+class BuryMessage(StoreOp[None]):
     """Write a message that a consumer has given up to the dead letters. A repeat writes it once."""
 
     consumer: str
@@ -571,7 +557,6 @@ class BuryMessage(Op[None]):
     starts: int
     park: bool = False
     """Park its stream for this consumer: the later messages of the stream follow it, until it is applied or purged."""
-    id: bytes = b""
 
 
 @value
@@ -607,27 +592,25 @@ class LetterFilter:
 
 
 @value
-class ListLetters(Op["tuple[Letter, ...]"]):
+class ListLetters(StoreOp["tuple[Letter, ...]"]):
     """Return at most ``limit`` dead letters after the position ``after``, in the order of their positions."""
 
     filter: LetterFilter
     after: int
     limit: int
-    id: bytes = b""
 
 
 @value
-class CountLetters(Op["tuple[int, int]"]):
+class CountLetters(StoreOp["tuple[int, int]"]):
     """Return how many dead letters there are, and the position of the last one."""
 
     filter: LetterFilter
     most: int = 2**31 - 1
     """How many are counted, the oldest ones."""
-    id: bytes = b""
 
 
 @value
-class RedriveLetters(Op[int]):
+class RedriveLetters(StoreOp[int]):
     """Move at most ``limit`` dead letters up to the position ``last`` back into the outbox. The answer is how many.
 
     Messages of a stream come back in the order of their sequences, and before those of the stream that are in the
@@ -637,11 +620,10 @@ class RedriveLetters(Op[int]):
     filter: LetterFilter
     last: int
     limit: int
-    id: bytes = b""
 
 
 @value
-class PurgeLetters(Op[int]):
+class PurgeLetters(StoreOp[int]):
     """Delete at most ``limit`` dead letters up to the position ``last``. The answer is how many.
 
     Streams that were parked because of them are free again, as after a redrive.
@@ -650,4 +632,3 @@ class PurgeLetters(Op[int]):
     filter: LetterFilter
     last: int
     limit: int
-    id: bytes = b""

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from semel.core.encoding.fingerprint import hash_key
-from semel.core.ops import Op
+from semel.core.ops import Op, StoreOp
 from semel.core.trail.minutes import Minute, MinuteRow
 from semel.core.values import value
 from semel.observe import events
@@ -135,7 +135,7 @@ def _detail(content: Any, key: str) -> Any:
 
 
 @value
-class KeepTrail(Op[None]):
+class KeepTrail(StoreOp[None]):
     """Keep these moments and the newest counts of one writer. A repeat changes nothing."""
 
     writer: bytes
@@ -146,11 +146,10 @@ class KeepTrail(Op[None]):
     """Seconds after which a store that removes old moments by itself does so."""
     keep_minutes: float
     """The same for minutes."""
-    id: bytes = b""
 
 
 @value
-class ForgetTrail(Op[int]):
+class ForgetTrail(StoreOp[int]):
     """Remove at most ``limit`` old moments, and as many old minutes. The answer is how many were removed."""
 
     older: float
@@ -158,29 +157,26 @@ class ForgetTrail(Op[int]):
     older_minutes: float
     """The same for minutes."""
     limit: int
-    id: bytes = b""
 
 
 @value
-class FindLinked(Op[tuple[bytes, ...]]):
+class FindLinked(StoreOp[tuple[bytes, ...]]):
     """Return the ids that have a moment with this root, at most ``limit``."""
 
     root: bytes
     limit: int
-    id: bytes = b""
 
 
 @value
-class ReadStories(Op[tuple[Moment, ...]]):
+class ReadStories(StoreOp[tuple[Moment, ...]]):
     """Return the moments of these ids, the oldest first, at most ``limit``."""
 
     ids: tuple[bytes, ...]
     limit: int
-    id: bytes = b""
 
 
 @value
-class ReadRecent(Op[tuple[Moment, ...]]):
+class ReadRecent(StoreOp[tuple[Moment, ...]]):
     """Return the newest moments, the newest first. The store looks at ``look`` moments at most, of each kind."""
 
     limit: int
@@ -188,16 +184,14 @@ class ReadRecent(Op[tuple[Moment, ...]]):
     """Empty: all."""
     route: str | None = None
     look: int = 5000
-    id: bytes = b""
 
 
 @value
-class ReadMinutes(Op[tuple[Minute, ...]]):
+class ReadMinutes(StoreOp[tuple[Minute, ...]]):
     """Return the minutes that begin at ``since`` or later, and before ``until``. Both are seconds since 1970."""
 
     since: int
     until: int
-    id: bytes = b""
 
 
 TRAIL_OPS: Final = frozenset({KeepTrail, ForgetTrail, FindLinked, ReadStories, ReadRecent, ReadMinutes})

@@ -14,15 +14,14 @@ import json
 import re
 import threading
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from typing import Any, ClassVar, Final
 
 from semel.core.messaging.messages import Message, attributes, size_of
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError
-from semel.messaging.brokers.options import only_options
+from semel.messaging.brokers.options import read_url
 from semel.messaging.ports import BrokerDown, Capabilities, Refused, Result, Sent, TryAgain
 from semel.stores.settings import require
 
@@ -111,14 +110,19 @@ def result_of(error: Exception) -> Result:
     return BrokerDown(reason)
 
 
+class UnknownDestination(Exception):
+    """There is no queue or topic of this name."""
+
+
 class AWSBroker:
     """What publishing to SQS and to SNS have in common: calls with ten messages each, several at the same time."""
 
+    _service: ClassVar[str]
+    _body: ClassVar[str]
+    """What an entry of a batch calls the body of a message."""
+
     def __init__(
         self,
-        service: str,
-        body: str,
-        send: Callable[[str, Sequence[Mapping[str, Any]]], Awaitable[Mapping[str, Any] | Refused]],
         region: str,
         default: str,
         fifo: bool | None,
@@ -127,20 +131,13 @@ class AWSBroker:
         timeout: Duration,
         connect_timeout: Duration,
     ) -> None:
-        """
-        :param body: what an entry of a batch calls the body of a message.
-        :param send: sends the entries of a batch to a queue or topic, and returns the answer. It may raise the errors
-            of botocore.
-        :param default: the queue or topic for messages without a destination.
-        """
+        """:param default: the queue or topic for messages without a destination."""
         limits = (seconds(timeout, "timeout"), seconds(connect_timeout, "connect_timeout"))
-        self._client = AWSClient(service, region, endpoint, *limits)
-        self._body = body
-        self._send = send
+        self._client = AWSClient(self._service, region, endpoint, *limits)
         self._default = default
         self._fifo = default.endswith(".fifo") if fifo is None else fifo
         self.capabilities = Capabilities(
-            name=f"Amazon {service.upper()}",
+            name=f"Amazon {self._service.upper()}",
             ordered=self._fifo,
             pipelines=False,  # of a batch, one message may fail and a later one of its group succeed
             largest=largest,
@@ -148,56 +145,77 @@ class AWSBroker:
         )
 
     async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
-        results: list[Result] = [TryAgain("not sent before the deadline")] * len(messages)
-        batches: list[tuple[str, list[int]]] = []
-        last: dict[str, tuple[list[int], int]] = {}
+        results: dict[str, Result] = {}
+        batches: list[tuple[str, list[dict[str, Any]]]] = []
+        last: dict[str, tuple[list[dict[str, Any]], int]] = {}
         for at, message in enumerate(messages):
             where = message.destination or self._default
-            if (refused := self._refuse(message, where)) is not None:
-                results[at] = refused
+            entry, size = self._entry(str(at), message)
+            if (refused := self._refuse(message, where, size)) is not None:
+                results[str(at)] = refused
                 continue
-            size = wire_size(message)
             batch, bytes_before = last.get(where, ([], 0))
             if not batch or len(batch) == AT_ONCE or bytes_before + size > MOST_BYTES:
                 batch, bytes_before = [], 0
                 batches.append((where, batch))
-            batch.append(at)
+            batch.append(entry)
             last[where] = (batch, bytes_before + size)
         calls = asyncio.Semaphore(CALLS)
 
-        async def publish(where: str, batch: list[int]) -> None:
+        async def send(where: str, batch: list[dict[str, Any]]) -> None:
             async with calls:
                 if monotonic() < deadline:
-                    found = await self._send_in_time(where, [messages[at] for at in batch], deadline)
-                    for at, result in zip(batch, found, strict=True):
-                        results[at] = result
+                    results.update(await self._send_in_time(where, batch, deadline))
 
-        await asyncio.gather(*(publish(where, batch) for where, batch in batches))
-        return results
+        await asyncio.gather(*(send(where, batch) for where, batch in batches))
+        late = TryAgain("not sent before the deadline")
+        return [results.get(str(at), late) for at in range(len(messages))]
 
     async def close(self) -> None:
         self._client.close()
 
-    async def _send_in_time(self, where: str, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
+    async def _send_entries(self, where: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Send the entries of a batch to a queue or topic, and return the reply.
+
+        Raises UnknownDestination and the errors of botocore.
+        """
+        raise NotImplementedError
+
+    async def _send_in_time(
+        self, where: str, entries: Sequence[Mapping[str, Any]], deadline: float
+    ) -> dict[str, Result]:
+        """Send a batch, and return a result for each entry by its ``Id``."""
+        reply: Mapping[str, Any] = {}
+        otherwise: Result = TryAgain("AWS did not say what became of it")
         try:
             async with asyncio.timeout(deadline - monotonic()):
-                reply = await self._send(where, [self._entry(at, message) for at, message in enumerate(messages)])
+                reply = await self._send_entries(where, entries)
         except TimeoutError:
-            return [TryAgain("AWS did not answer before the deadline")] * len(messages)
+            otherwise = TryAgain("AWS did not answer before the deadline")
+        except UnknownDestination as unknown:
+            otherwise = Refused(str(unknown))
         except aws_errors() as error:
-            return [result_of(error)] * len(messages)
-        return [reply] * len(messages) if isinstance(reply, Refused) else _results(reply, len(messages))
+            otherwise = result_of(error)
+        results = dict.fromkeys((entry["Id"] for entry in entries), otherwise)
+        for entry in reply.get("Successful", ()):
+            results[entry["Id"]] = Sent()
+        for entry in reply.get("Failed", ()):
+            reason = f"{entry.get('Code')}: {entry.get('Message', '')}"[:300]
+            results[entry["Id"]] = Refused(reason) if entry.get("Code") in _UNFIT else TryAgain(reason)
+        return results
 
-    def _entry(self, at: int, message: Message) -> dict[str, Any]:
+    def _entry(self, id: str, message: Message) -> tuple[dict[str, Any], int]:
+        """Return the entry of a message, and how many bytes of it AWS counts."""
         body, found = encode(message)
-        entry = {"Id": str(at), self._body: body, "MessageAttributes": found}
+        entry = {"Id": id, self._body: body, "MessageAttributes": found}
         if self._fifo:
             # The group keeps the order. A repeat is dropped by the id.
             entry["MessageGroupId"] = _fit(message.stream or message.id)
             entry["MessageDeduplicationId"] = _fit(message.broker_id)
-        return entry
+        sizes = (len(name) + len("String") + len(each["StringValue"].encode()) for name, each in found.items())
+        return entry, len(body.encode()) + sum(sizes)
 
-    def _refuse(self, message: Message, where: str) -> Refused | None:
+    def _refuse(self, message: Message, where: str, wire_size: int) -> Refused | None:
         """Return why a message cannot be sent to a queue or topic, if so."""
         fifo, largest = self._fifo, self.capabilities.largest
         if not where:
@@ -206,20 +224,9 @@ class AWSBroker:
             return Refused(
                 f"this relay sends to {'' if fifo else 'no '}FIFO queues and topics{' only' if fifo else ''}"
             )
-        if (size := size_of(attributes(message), message.data)) > largest or wire_size(message) > MOST_BYTES:
+        if (size := size_of(attributes(message), message.data)) > largest or wire_size > MOST_BYTES:
             return Refused(f"the message is too large: it has {size} bytes, and the most is {largest}")
         return None
-
-
-def _results(reply: Mapping[str, Any], count: int) -> Sequence[Result]:
-    """Return the results of a call whose entries were numbered from 0 on."""
-    results: list[Result] = [TryAgain("AWS did not say what became of it")] * count
-    for entry in reply.get("Successful", ()):
-        results[int(entry["Id"])] = Sent()
-    for entry in reply.get("Failed", ()):
-        reason = f"{entry.get('Code')}: {entry.get('Message', '')}"[:300]
-        results[int(entry["Id"])] = Refused(reason) if entry.get("Code") in _UNFIT else TryAgain(reason)
-    return results
 
 
 def _fit(text: str) -> str:
@@ -256,17 +263,9 @@ def decode(body: str, found: Mapping[str, Any]) -> tuple[dict[str, str], bytes]:
     return {**headers, **{str(name): str(text) for name, text in more.items()}}, data
 
 
-def wire_size(message: Message) -> int:
-    """Return how many bytes AWS counts."""
-    body, found = encode(message)
-    names = sum(len(name) + len("String") + len(each["StringValue"].encode()) for name, each in found.items())
-    return len(body.encode()) + names
-
-
 def read_aws_url(url: str, known: dict[str, Callable[[str], Any]]) -> tuple[str, str, dict[str, Any]]:
     """Return region, name and options of ``sqs://region/name?endpoint=…``."""
-    plain, options = only_options(url, {**known, "endpoint": str})
-    parts = urlsplit(plain)
-    if "@" in parts.netloc:
+    region, name, options = read_url(url, {**known, "endpoint": str})
+    if "@" in region:
         raise ConfigurationError("this URL has no user or password: the AWS credentials of the process are used")
-    return parts.netloc, unquote(parts.path[1:]), options
+    return region, name, options

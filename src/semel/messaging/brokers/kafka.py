@@ -396,15 +396,18 @@ class KafkaSource:
         return found
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
-        commits: dict[tuple[str, int], int] = {}
+        changed: dict[tuple[str, int], _Partition] = {}
         with self._lock:
             for delivery in deliveries:
                 handle: _Handle = delivery.handle
-                partition = self._partitions.get(handle.place)
-                if partition is not None and partition is handle.partition:
-                    partition.finish(handle.offset)
-                    commits[handle.place] = partition.first_open()
-            commits = {place: offset for place, offset in commits.items() if offset > self._partitions[place].committed}
+                if self._partitions.get(handle.place) is handle.partition:
+                    handle.partition.finish(handle.offset)
+                    changed[handle.place] = handle.partition
+            commits = {
+                place: first
+                for place, partition in changed.items()
+                if (first := partition.first_open()) > partition.committed
+            }
         if commits:
             await self._call(self._commit, commits)
 

@@ -21,12 +21,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
-from semel.core.messaging.messages import Message, attributes, read_message, size_of
+from semel.core.messaging.messages import Message, attributes, oversize, read_message, size_of
 from semel.core.policy import Duration, seconds
+from semel.engine.background import BackgroundTask
 from semel.errors import BrokerUnavailable, ConfigurationError
-from semel.messaging.brokers.options import flag, number, only_options
+from semel.messaging.brokers.options import flag, number, read_url
 from semel.messaging.ports import BrokerDown, Capabilities, Delivery, Refused, Result, Sent, TryAgain
 from semel.stores.settings import require
 
@@ -109,7 +110,6 @@ class NATSBroker:
             return [jetstream] * len(messages)
         results: dict[int, Result] = {}
         waiting: dict[asyncio.Future[Any], int] = {}
-        lost = asyncio.create_task(self._client.lost.wait())
         try:
             for at, message in enumerate(messages):
                 subject = message.destination or self._subject
@@ -121,14 +121,10 @@ class NATSBroker:
                     waiting[await self._client.publish(subject, message.data, headers)] = at
                 except (errors.BadSubjectError, errors.BadHeaderError) as error:
                     results[at] = Refused(f"NATS cannot send this message: {_why(error)}")
-            unanswered: set[asyncio.Future[Any]] = set(waiting)
-            while unanswered and not lost.done() and (left := deadline - monotonic()) > 0:
-                await asyncio.wait({*unanswered, lost}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                unanswered = {future for future in unanswered if not future.done()}
+            if waiting:
+                await self._client.wait(asyncio.wait(waiting, timeout=max(0.0, deadline - monotonic())))
         except (errors.Error, BrokerUnavailable):  # the connection broke
             pass
-        finally:
-            lost.cancel()
         for future, at in waiting.items():
             if future.done():
                 results[at] = await self._result(future.result(), messages[at], jetstream)
@@ -154,7 +150,7 @@ class NATSBroker:
         if subject.startswith(("$", "_INBOX.")) or set(subject) & set("*> "):
             return Refused("this is no subject for messages")
         lines = size_of(headers, message.data) + 4 * len(headers) + 12
-        if size_of(attributes(message), message.data) > self.capabilities.largest or lines > self._client.max_payload:
+        if oversize(message, self.capabilities.largest) or lines > self._client.max_payload:
             largest = min(self.capabilities.largest, self._client.max_payload)
             return Refused(f"the message is too large: the most is {largest} bytes")
         return None
@@ -231,7 +227,7 @@ class NATSSource:
         """Messages that the caller has let go of, and JetStream does not know that."""
         self._owned_until = 0.0
         """Until then, JetStream keeps them from other processes."""
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping = BackgroundTask("semel-nats")
         self.capabilities = Capabilities(
             name="NATS JetStream",
             ordered=ordered,
@@ -282,10 +278,7 @@ class NATSSource:
         self._in_hand.pop(delivery.handle, None)
 
     async def close(self) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
-            self._keeping = None
+        await self._keeping.stop(timeout=0)
         if not self._client.lost.is_set():
             with contextlib.suppress(BrokerUnavailable):  # then they come again after ``ack_wait``
                 async with self._connected():
@@ -336,8 +329,7 @@ class NATSSource:
         if monotonic() < self._owned_until:
             await self._tell(self._left, b"-NAK")
         self._left, self._subscription = [], subscription
-        if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep_alive(), name="semel-nats")
+        self._keeping.start(self._keep_alive)
         return subscription
 
     async def _keep_alive(self) -> None:
@@ -426,7 +418,6 @@ class _Client:
             raise BrokerUnavailable("the connection to NATS was closed")
         reply = f"{self._inbox}.{next(self._numbers)}"
         future = self._replies[reply] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda _: self._replies.pop(reply, None))
         await self._connection.publish(subject, data, reply, headers)
         return future
 
@@ -444,8 +435,8 @@ class _Client:
             await asyncio.gather(task, lost, return_exceptions=True)
 
     async def _replied(self, msg: Msg) -> None:
-        future = self._replies.get(msg.subject)
-        if future is not None and not future.done():
+        future = self._replies.pop(msg.subject, None)
+        if future is not None:
             status = (msg.headers or {}).get("Status")
             future.set_result(None if status == "503" else json.loads(msg.data))
 
@@ -509,10 +500,9 @@ def _calls(call: Callable[..., object]) -> Callable[..., Awaitable[None]]:
 
 def _read_url(url: str, known: dict[str, Callable[[str], Any]]) -> tuple[list[str], str, dict[str, Any]]:
     """Return the servers, the subject and the options of ``nats://user:password@host,host/subject?option=…``."""
-    plain, options = only_options(url, {**known, "tls": flag})
-    parts = urlsplit(plain)
-    credentials, at, hosts = parts.netloc.rpartition("@")
+    location, subject, options = read_url(url, {**known, "tls": flag})
+    credentials, at, hosts = location.rpartition("@")
     scheme = "tls" if options.pop("tls", False) else "nats"
     if not hosts:
         raise ConfigurationError("the URL of NATS names no server: write nats://host:4222/subject")
-    return [f"{scheme}://{credentials}{at}{host}" for host in hosts.split(",")], unquote(parts.path[1:]), options
+    return [f"{scheme}://{credentials}{at}{host}" for host in hosts.split(",")], subject, options

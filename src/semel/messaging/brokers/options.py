@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from semel.errors import ConfigurationError, PolicyError
 
@@ -30,12 +30,16 @@ def split_options(url: str, known: Mapping[str, Callable[[str], Any]]) -> tuple[
     return urlunsplit(parts._replace(query=urlencode(rest))), found
 
 
-def only_options(url: str, known: Mapping[str, Callable[[str], Any]]) -> tuple[str, dict[str, Any]]:
-    """Return the same as ``split_options``, but raise ConfigurationError if the URL has any other option."""
+def read_url(url: str, known: Mapping[str, Callable[[str], Any]]) -> tuple[str, str, dict[str, Any]]:
+    """Return the host, the name and the options of ``scheme://host/name?option=…``.
+
+    Raises ConfigurationError if the URL has an option that is not ``known``.
+    """
     plain, found = split_options(url, known)
-    if urlsplit(plain).query:
+    parts = urlsplit(plain)
+    if parts.query:
         raise ConfigurationError(f"the broker's URL has an unknown option; the options are: {', '.join(known)}")
-    return plain, found
+    return parts.netloc, unquote(parts.path[1:]), found
 
 
 def number(text: str) -> int:

@@ -22,10 +22,11 @@ from functools import cache, partial
 from importlib import resources
 from secrets import token_hex
 from time import monotonic
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from semel.core.messaging.messages import Message, attributes, oversize, read_message
 from semel.core.policy import Duration, seconds
+from semel.engine.background import BackgroundTask
 from semel.errors import BrokerUnavailable, ConfigurationError, SemelError
 from semel.messaging.brokers.options import flag, number, split_options
 from semel.messaging.brokers.waves import send_in_waves
@@ -203,7 +204,7 @@ class RedisStreamsSource:
         self._reader_key = f"{stream if '{' in stream else '{' + stream + '}'}:reader:{group}"
         self._reader_until = 0.0
         """Until when this consumer is the reader of an ordered source."""
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping = BackgroundTask("semel-redis-streams")
         self._forget()
         self.capabilities = Capabilities(
             name="Redis Streams", ordered=ordered, pipelines=True, largest=LARGEST, counts_starts=True
@@ -215,7 +216,7 @@ class RedisStreamsSource:
         """Up to which entry those were read that this consumer has not finished. None: all were."""
         self._in_hand: set[bytes] = set()
         """Entries that were delivered, and are neither acknowledged nor postponed."""
-        self._lines: dict[str | bytes, list[tuple[_EntryId, int]]] = {}
+        self._lines: dict[str | bytes, list[_Waiting]] = {}
         """For each message stream of which one is postponed: the entries that wait, and their ``starts``."""
         self._due: dict[str | bytes, float] = {}
         """When the first one of each line is to be delivered again."""
@@ -274,18 +275,15 @@ class RedisStreamsSource:
     async def postpone(self, delivery: Delivery, seconds: float) -> None:
         self._in_hand.discard(delivery.handle)
         key = self._key(delivery.message, delivery.handle)
-        line, entry = self._lines.setdefault(key, []), _entry_id(delivery.handle)
-        follows = bool(line) and line[0][0] < entry
+        line, entry = self._lines.setdefault(key, []), (delivery.handle, delivery.starts)
+        follows = bool(line) and _order(line[0]) < _order(entry)
         # One that follows a postponed one was not tried, so it does not count as a start.
-        insort(line, (entry, delivery.starts if follows else delivery.starts + 1))
+        insort(line, entry if follows else (delivery.handle, delivery.starts + 1), key=_order)
         if not follows:
             self._due[key] = monotonic() + seconds
 
     async def close(self) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
-            self._keeping = None
+        await self._keeping.stop(timeout=0)
         if self._begun:
             unfinished = self._known()
             with contextlib.suppress(SemelError, TimeoutError):  # then the others wait for the takeover
@@ -310,11 +308,12 @@ class RedisStreamsSource:
             return []
         if found := await self._due_again(limit):
             return found
-        if self._history is not None:
+        while self._history is not None:
             entries = await self._entries(limit, self._history)
             self._history = entries[-1][0] if entries else None
             again = [(id, fields) for id, fields in entries if id not in self._known()]
-            return await self._deliver(again, await self._starts([id for id, _ in again])) if again else []
+            if again:
+                return await self._deliver(again, await self._starts([id for id, _ in again]))
         if not self._ordered and monotonic() >= self._claim_at:
             await self._claim_abandoned()
         until_due = min(self._due.values(), default=monotonic() + wait) - monotonic()
@@ -332,8 +331,7 @@ class RedisStreamsSource:
             if _code(error) != "BUSYGROUP":
                 raise
         self._begun = True
-        if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep_alive(), name="semel-redis-streams")
+        self._keeping.start(self._keep_alive)
 
     async def _entries(self, limit: int, after: bytes, wait: float = 0.0) -> list[Any]:
         """Read entries of the group: new ones (``>``), or those that this consumer has not finished."""
@@ -363,7 +361,7 @@ class RedisStreamsSource:
             delivery = Delivery(read_message(headers, data, self._stream), count, id)
             line = self._lines.get(self._key(delivery.message, id))
             if line is not None:
-                insort(line, (_entry_id(id), count))
+                insort(line, (id, count), key=_order)
             else:
                 found.append(delivery)
         return found
@@ -372,24 +370,23 @@ class RedisStreamsSource:
         """Deliver postponed messages whose time has come, and those that waited behind them."""
         now = monotonic()
         found: list[Delivery] = []
+        claim = (b"XCLAIM", self._stream, self._group, self._consumer, 0)
         for key in [key for key, due in self._due.items() if due <= now]:
-            room = limit - len(found)
+            # If this fails, all that is not acknowledged is read again: the line must be gone by then.
             due, line = self._due.pop(key), self._lines.pop(key)
-            if line[room:]:
-                self._due[key], rest = due, line[room:]
+            room = limit - len(found)
+            some, rest = line[:room], line[room:]
             # They count in Redis, so that it is known after a crash as well.
-            claim = (b"XCLAIM", self._stream, self._group, self._consumer, 0)
-            some = [(_text(id), starts) for id, starts in line[:room]]
             replies = await self._ask_all([(*claim, id, b"RETRYCOUNT", starts) for id, starts in some])
             entries = [reply[0] if reply else (id, None) for reply, (id, _) in zip(replies, some, strict=True)]
             found += await self._deliver(entries, [starts for _, starts in some])
-            if line[room:]:
-                self._lines[key] = rest
+            if rest:
+                self._due[key], self._lines[key] = due, rest
                 break
         return found
 
     def _known(self) -> set[bytes]:
-        return {*self._in_hand, *(_text(id) for line in self._lines.values() for id, _ in line)}
+        return {*self._in_hand, *(id for line in self._lines.values() for id, _ in line)}
 
     async def _starts(self, ids: Sequence[bytes]) -> list[int]:
         replies = await self._ask_all([(b"XPENDING", self._stream, self._group, id, id, 1) for id in ids])
@@ -423,7 +420,7 @@ class RedisStreamsSource:
         self._claim_at = monotonic() + self._takeover / 3
         new = [id for id in ids if id not in self._known()]
         for id, starts in zip(new, await self._starts(new), strict=True):
-            self._lines[id], self._due[id] = [(_entry_id(id), starts + 1)], 0.0
+            self._lines[id], self._due[id] = [(id, starts + 1)], 0.0
 
     async def _claim(self, idle: float) -> list[bytes]:
         """Become the owner of all entries that were idle for ``idle`` seconds, and return their ids."""
@@ -468,17 +465,13 @@ def _reader_script() -> Script:
     return Script(resources.files("semel.messaging.brokers").joinpath("lua", "reader.lua").read_text("utf-8"))
 
 
-_EntryId = tuple[int, int]
+_Waiting: TypeAlias = tuple[bytes, int]
+"""The id of an entry that waits in a line, and its ``starts``."""
 
 
-def _entry_id(text: bytes) -> _EntryId:
-    """Return an id that can be compared."""
-    milliseconds, _, count = text.partition(b"-")
+def _order(waiting: _Waiting) -> tuple[int, int]:
+    milliseconds, _, count = waiting[0].partition(b"-")
     return int(milliseconds), int(count)
-
-
-def _text(id: _EntryId) -> bytes:
-    return b"%d-%d" % id
 
 
 class _Servers:

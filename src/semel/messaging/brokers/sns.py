@@ -10,13 +10,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from semel.core.policy import Duration
-from semel.messaging.brokers.aws import CONNECT_TIMEOUT, LARGEST, TIMEOUT, AWSBroker, read_aws_url
+from semel.messaging.brokers.aws import (
+    CONNECT_TIMEOUT,
+    LARGEST,
+    TIMEOUT,
+    AWSBroker,
+    UnknownDestination,
+    read_aws_url,
+)
 from semel.messaging.brokers.options import flag, number
-from semel.messaging.ports import Refused
 
 
 class SNSBroker(AWSBroker):
     """Publishes to topics of SNS. They must exist. boto3 finds the credentials of the process."""
+
+    _service = "sns"
+    _body = "Message"
 
     def __init__(
         self,
@@ -37,9 +46,7 @@ class SNSBroker(AWSBroker):
         :param timeout: how long the service may take for one call.
         :param connect_timeout: how long it may take to connect.
         """
-        super().__init__(
-            "sns", "Message", self._send_entries, region, topic, fifo, endpoint, largest, timeout, connect_timeout
-        )
+        super().__init__(region, topic, fifo, endpoint, largest, timeout, connect_timeout)
         self._arns: dict[str, str] = {}
 
     @classmethod
@@ -48,13 +55,11 @@ class SNSBroker(AWSBroker):
         region, topic, options = read_aws_url(url, {"fifo": flag, "largest": number})
         return cls(region, topic=topic, **options)
 
-    async def _send_entries(self, topic: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | Refused:
-        arn = await self._arn(topic)
-        if arn is None:
-            return Refused(f"there is no topic {topic!r}: create it, or correct the destination")
+    async def _send_entries(self, where: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        arn = await self._arn(where)
         return await self._client.call("publish_batch", TopicArn=arn, PublishBatchRequestEntries=entries)
 
-    async def _arn(self, topic: str) -> str | None:
+    async def _arn(self, topic: str) -> str:
         if topic.startswith("arn:"):
             return topic
         token: dict[str, str] = {}
@@ -64,4 +69,6 @@ class SNSBroker(AWSBroker):
             if not page.get("NextToken"):
                 break
             token = {"NextToken": page["NextToken"]}
-        return self._arns.get(topic)
+        if topic not in self._arns:
+            raise UnknownDestination(f"there is no topic {topic!r}: create it, or correct the destination")
+        return self._arns[topic]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, Self
 
 from semel.core.messaging.messages import read_message
 from semel.core.policy import Duration, seconds
+from semel.engine.background import BackgroundTask
 from semel.errors import BrokerUnavailable, ConfigurationError
 from semel.messaging.brokers.aws import (
     AT_ONCE,
@@ -37,6 +38,9 @@ LONGEST_DELAY: Final = 12 * 3600
 class SQSBroker(AWSBroker):
     """Publishes to queues of SQS. They must exist. boto3 finds the credentials of the process."""
 
+    _service = "sqs"
+    _body = "MessageBody"
+
     def __init__(
         self,
         region: str,
@@ -57,9 +61,7 @@ class SQSBroker(AWSBroker):
         :param timeout: how long the service may take for one call.
         :param connect_timeout: how long it may take to connect.
         """
-        super().__init__(
-            "sqs", "MessageBody", self._send_entries, region, queue, fifo, endpoint, largest, timeout, connect_timeout
-        )
+        super().__init__(region, queue, fifo, endpoint, largest, timeout, connect_timeout)
         self._urls = _QueueURLs(self._client)
 
     @classmethod
@@ -68,12 +70,12 @@ class SQSBroker(AWSBroker):
         region, queue, options = read_aws_url(url, {"fifo": flag, "largest": number})
         return cls(region, queue=queue, **options)
 
-    async def _send_entries(self, queue: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        url = await self._urls.find(queue)
+    async def _send_entries(self, where: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        url = await self._urls.find(where)
         try:
             return await self._client.call("send_message_batch", QueueUrl=url, Entries=entries)
         except aws_errors():
-            self._urls.forget(queue)  # it may have been deleted, and made again
+            self._urls.forget(where)  # it may have been deleted, and made again
             raise
 
 
@@ -124,7 +126,7 @@ class SQSSource:
         self._visibility = max(1, int(seconds(visibility, "visibility")))
         self._in_hand: dict[str, None] = {}
         """The receipts of messages that were delivered, and are neither acknowledged nor postponed."""
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping = BackgroundTask("semel-sqs")
         self.capabilities = Capabilities(
             name="Amazon SQS", ordered=queue.endswith(".fifo"), pipelines=False, largest=LARGEST, counts_starts=True
         )
@@ -140,47 +142,54 @@ class SQSSource:
         until = monotonic() + seconds
         while True:
             left = max(0.0, until - monotonic())
-            reply = await self._call(
-                "receive_message",
-                MaxNumberOfMessages=min(limit, AT_ONCE),
-                WaitTimeSeconds=min(LONGEST_POLL, int(left)),
-                VisibilityTimeout=self._visibility,
-                MessageAttributeNames=["All"],
-                AttributeNames=["ApproximateReceiveCount"],
-            )
+            with self._letting_go():
+                reply = await self._call(
+                    "receive_message",
+                    MaxNumberOfMessages=min(limit, AT_ONCE),
+                    WaitTimeSeconds=min(LONGEST_POLL, int(left)),
+                    VisibilityTimeout=self._visibility,
+                    MessageAttributeNames=["All"],
+                    AttributeNames=["ApproximateReceiveCount"],
+                )
             found = [self._delivery(each) for each in reply.get("Messages", ())]
             if found or monotonic() >= until:
                 self._in_hand |= dict.fromkeys(each.handle for each in found)
-                if self._keeping is None:
-                    self._keeping = asyncio.create_task(self._keep_alive(), name="semel-sqs")
+                self._keeping.start(self._keep_alive)
                 return found
             await asyncio.sleep(min(0.2, max(0.0, until - monotonic())))
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         handles = [delivery.handle for delivery in deliveries]
-        failed = await self._for_each("delete_message_batch", handles)
-        # Some servers do not know a message any more that was acknowledged before.
-        reasons = [reason for handle, reason in failed.items() if handle in self._in_hand]
-        for handle in handles:
-            self._in_hand.pop(handle, None)
-        if reasons:
-            self._in_hand = {}
-            raise BrokerUnavailable(f"SQS did not delete {len(reasons)} messages; they come again: {reasons[0]}")
+        with self._letting_go():
+            failed = await self._for_each("delete_message_batch", handles)
+            # Some servers do not know a message any more that was acknowledged before.
+            reasons = [reason for handle, reason in failed.items() if handle in self._in_hand]
+            for handle in handles:
+                self._in_hand.pop(handle, None)
+            if reasons:
+                raise BrokerUnavailable(f"SQS did not delete {len(reasons)} messages; they come again: {reasons[0]}")
 
     async def postpone(self, delivery: Delivery, seconds: float) -> None:
         self._in_hand.pop(delivery.handle, None)
         delay = min(LONGEST_DELAY, int(seconds + 0.5))
-        await self._for_each("change_message_visibility_batch", [delivery.handle], VisibilityTimeout=delay)
+        with self._letting_go():
+            await self._for_each("change_message_visibility_batch", [delivery.handle], VisibilityTimeout=delay)
 
     async def close(self) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
-            self._keeping = None
+        await self._keeping.stop(timeout=0)
         unfinished, self._in_hand = list(self._in_hand), {}
         with contextlib.suppress(BrokerUnavailable):  # then they come again when their time is over
             await self._for_each("change_message_visibility_batch", unfinished, VisibilityTimeout=0)
         self._client.close()
+
+    @contextlib.contextmanager
+    def _letting_go(self) -> Iterator[None]:
+        """After an error, the caller has let go of all that it had. It comes again when its time is over."""
+        try:
+            yield
+        except BrokerUnavailable:
+            self._in_hand = {}
+            raise
 
     def _delivery(self, found: dict[str, Any]) -> Delivery:
         headers, data = decode(found["Body"], found.get("MessageAttributes", {}))
@@ -211,5 +220,4 @@ class SQSSource:
             return await self._client.call(action, QueueUrl=await self._urls.find(self._queue), **parameters)
         except aws_errors() as error:
             self._urls.forget(self._queue)
-            self._in_hand = {}  # after an error, the caller has let go of all that it had: it comes again
             raise BrokerUnavailable(f"SQS did not answer: {str(error)[:300]}") from error

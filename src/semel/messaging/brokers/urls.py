@@ -19,7 +19,7 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerKind:
-    """One kind of broker. Its classes are named as ``module:name`` and imported when needed."""
+    """One kind of broker. Its classes are named as ``module:name``, in this folder, and imported when needed."""
 
     name: str
     example: str
@@ -36,33 +36,31 @@ class BrokerKind:
 BROKER_KINDS: Final = (
     BrokerKind(
         name="Kafka", example="kafka://host:9092/topic", schemes=("kafka",), extra="kafka",
-        broker="semel.messaging.brokers.kafka:KafkaBroker", source="semel.messaging.brokers.kafka:KafkaSource",
+        broker="kafka:KafkaBroker", source="kafka:KafkaSource",
     ),
     BrokerKind(
         name="RabbitMQ", example="amqp://user:password@host/vhost", schemes=("amqp", "amqps"), extra="rabbitmq",
-        broker="semel.messaging.brokers.rabbitmq:RabbitMQBroker",
-        source="semel.messaging.brokers.rabbitmq:RabbitMQSource",
+        broker="rabbitmq:RabbitMQBroker", source="rabbitmq:RabbitMQSource",
     ),
     BrokerKind(
         name="NATS JetStream", example="nats://host:4222/subject", schemes=("nats",), extra="nats",
-        broker="semel.messaging.brokers.nats:NATSBroker", source="semel.messaging.brokers.nats:NATSSource",
+        broker="nats:NATSBroker", source="nats:NATSSource",
     ),
     BrokerKind(
         name="Redis Streams", example="redis://host:6379/0?stream=name", schemes=("redis", "rediss"), extra="redis",
-        broker="semel.messaging.brokers.redis_streams:RedisStreamsBroker",
-        source="semel.messaging.brokers.redis_streams:RedisStreamsSource",
+        broker="redis_streams:RedisStreamsBroker", source="redis_streams:RedisStreamsSource",
     ),
     BrokerKind(
         name="Amazon SQS", example="sqs://region/queue.fifo", schemes=("sqs",), extra="sqs",
-        broker="semel.messaging.brokers.sqs:SQSBroker", source="semel.messaging.brokers.sqs:SQSSource",
+        broker="sqs:SQSBroker", source="sqs:SQSSource",
     ),
     BrokerKind(
         name="Amazon SNS", example="sns://region/topic.fifo", schemes=("sns",), extra="sqs",
-        broker="semel.messaging.brokers.sns:SNSBroker",
+        broker="sns:SNSBroker",
     ),
     BrokerKind(
         name="webhooks", example="https://host/path", schemes=("https", "http"), extra="webhooks",
-        broker="semel.messaging.brokers.webhook:WebhookBroker",
+        broker="webhook:WebhookBroker",
     ),
 )  # fmt: skip
 """All kinds of brokers."""
@@ -76,7 +74,7 @@ def open_broker(url: str) -> Broker:
 
     Raises ConfigurationError if the URL names no broker, MissingDependency if its library is not installed.
     """
-    broker: Broker = load(_kind_of(url).broker).from_url(url)
+    broker: Broker = load(f"{__package__}.{_kind_of(url).broker}").from_url(url)
     return broker
 
 
@@ -85,7 +83,7 @@ def open_source(url: str) -> Source:
     kind = _kind_of(url)
     if kind.source is None:
         raise ConfigurationError(f"nothing can be consumed from {kind.name}")
-    source: Source = load(kind.source).from_url(url)
+    source: Source = load(f"{__package__}.{kind.source}").from_url(url)
     return source
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
 from ipaddress import IPv6Address, ip_address
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from urllib.parse import quote, urlsplit
 
 from semel.core.messaging.messages import Message, attributes, oversize
@@ -85,6 +85,7 @@ class WebhookBroker:
         self._private = private
         self._timeout = seconds(timeout, "timeout")
         self._connect_timeout = seconds(connect_timeout, "connect_timeout")
+        self._concurrency = concurrency
         self._slots = asyncio.Semaphore(concurrency)
         self._make_client = client or self._httpx.AsyncClient
         self._client: httpx.AsyncClient | None = None
@@ -106,18 +107,21 @@ class WebhookBroker:
         if self._client is None:
             self._client = self._make_client()
         results = await asyncio.gather(*(self._send(message, deadline) for message in messages))
-        to_default = [at for at, message in enumerate(messages) if not message.destination]
-        if to_default and all(type(results[at]) is _Unreachable for at in to_default):
-            for at in to_default:
-                results[at] = DestinationDown(results[at].reason)
-        return [TryAgain(result.reason) if isinstance(result, _Unreachable) else result for result in results]
+        to_default = [result for message, result in zip(messages, results, strict=True) if not message.destination]
+        default_down = all(isinstance(result, DestinationDown) for result in to_default)
+        for at, (message, result) in enumerate(zip(messages, results, strict=True)):
+            if isinstance(result, DestinationDown) and (message.destination or not default_down):
+                results[at] = TryAgain(result.reason)
+        return results
 
     async def close(self) -> None:
         client, self._client = self._client, None
+        # The next call may come from another event loop, as that of the next ``Relay.drain`` does.
+        self._slots = asyncio.Semaphore(self._concurrency)
         if client is not None:
             await client.aclose()
 
-    async def _send(self, message: Message, deadline: float) -> Any:
+    async def _send(self, message: Message, deadline: float) -> Result:
         async with self._slots:
             left = min(self._timeout, deadline - monotonic())
             if left <= 0:
@@ -128,7 +132,7 @@ class WebhookBroker:
             except (TimeoutError, self._httpx.ReadTimeout, self._httpx.WriteTimeout):
                 return TryAgain("the receiver did not answer in time")
             except (self._httpx.ConnectError, self._httpx.ConnectTimeout, OSError) as error:
-                return _Unreachable(f"the receiver cannot be reached: {str(error) or type(error).__name__}")
+                return DestinationDown(f"the receiver cannot be reached: {str(error) or type(error).__name__}")
             except self._httpx.HTTPError as error:
                 return TryAgain(f"the request failed: {str(error) or type(error).__name__}")
             except (self._httpx.InvalidURL, ValueError) as error:
@@ -172,13 +176,6 @@ class WebhookBroker:
         if size := oversize(message, self.capabilities.largest):
             return Refused(f"the message has {size} bytes, and the most is {self.capabilities.largest}")
         return None
-
-
-class _Unreachable:
-    """No connection to the receiver. Nothing was sent."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
 
 
 def sign(secret: str, id: str, timestamp: int, data: bytes) -> str:

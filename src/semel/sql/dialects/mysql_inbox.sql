@@ -65,6 +65,13 @@ ON DUPLICATE KEY UPDATE
 INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES (:consumer, :stream, - :sequence)
 ON DUPLICATE KEY UPDATE sequence = IF(sequence >= 0, VALUES(sequence), sequence)
 
+-- name: chosen (reads)
+-- A part of the next three: the dead letters that fit a filter.
+(:origin IS NULL OR origin = :origin) AND (:type IS NULL OR type = :type)
+AND (:destination IS NULL OR destination = :destination) AND (:stream IS NULL OR stream = :stream)
+AND (:message IS NULL OR id = :message) AND LOCATE(:reason, reason) > 0
+AND died <= {{now}} - INTERVAL :older MICROSECOND
+
 -- name: letters (reads)
 SELECT position, origin, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', died) / 1e6, reason, starts, id, type, data, source,
        destination, stream, sequence, subject, content_type, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created) / 1e6,

@@ -71,6 +71,13 @@ INSERT INTO semel_inbox_stream AS s (consumer, stream, sequence)
 VALUES (:consumer::text, :stream::text, - :sequence::bigint)
 ON CONFLICT (consumer, stream) DO UPDATE SET sequence = excluded.sequence WHERE s.sequence >= 0
 
+-- name: chosen (reads)
+-- A part of the next three: the dead letters that fit a filter.
+(:origin::text IS NULL OR origin = :origin) AND (:type::text IS NULL OR type = :type)
+AND (:destination::text IS NULL OR destination = :destination) AND (:stream::text IS NULL OR stream = :stream)
+AND (:message::text IS NULL OR id = :message) AND strpos(reason, :reason::text) > 0
+AND died <= {{now}} - :older::float8 * interval '1 second'
+
 -- name: letters (reads)
 SELECT position, origin, extract(epoch FROM died)::float8, reason, starts, id, type, data, source, destination, stream,
        sequence, subject, content_type, extract(epoch FROM created)::float8, headers, redrives

@@ -64,6 +64,12 @@ ON CONFLICT (origin, id) DO UPDATE SET
 INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES (:consumer, :stream, - :sequence)
 ON CONFLICT (consumer, stream) DO UPDATE SET sequence = excluded.sequence WHERE sequence >= 0
 
+-- name: chosen (reads)
+-- A part of the next three: the dead letters that fit a filter.
+(:origin IS NULL OR origin = :origin) AND (:type IS NULL OR type = :type)
+AND (:destination IS NULL OR destination = :destination) AND (:stream IS NULL OR stream = :stream)
+AND (:message IS NULL OR id = :message) AND instr(reason, :reason) > 0 AND died <= :now - :older
+
 -- name: letters (reads)
 SELECT position, origin, died / 1e6, reason, starts, id, type, data, source, destination, stream, sequence, subject,
        content_type, created / 1e6, headers, redrives
