@@ -20,7 +20,6 @@ from semel.core.messaging.consuming import (
     Receive,
     RepeatedMessage,
     identify,
-    place_in_stream,
     place_in_streams,
     storable,
 )
@@ -276,15 +275,16 @@ def test_slow_batches_are_acknowledged_on_the_way() -> None:
 
 
 def test_the_place_in_a_stream() -> None:
-    def at(sequence: int) -> Message:
-        return Message("m", "t", b"", stream="s", sequence=sequence)
+    def place(last: int, sequence: int) -> AppliedMessage | MisplacedMessage:
+        found = place_in_streams({"s": last}, [Message("m", "t", b"", stream="s", sequence=sequence)])
+        return found if isinstance(found, MisplacedMessage) else found[0]
 
-    assert place_in_stream(0, at(57)) == AppliedMessage()  # a consumer may begin anywhere
-    assert place_in_stream(4, at(5)) == AppliedMessage()
-    assert place_in_stream(4, at(7)) == AppliedMessage(missing=2)
-    assert isinstance(place_in_stream(4, at(4)), MisplacedMessage)
-    assert isinstance(place_in_stream(-4, at(5)), MisplacedMessage)
-    assert place_in_stream(-4, at(4)) == place_in_stream(-4, at(3)) == AppliedMessage()
+    assert place(0, 57) == AppliedMessage()  # a consumer may begin anywhere
+    assert place(4, 5) == AppliedMessage()
+    assert place(4, 7) == AppliedMessage(missing=2)
+    assert isinstance(place(4, 4), MisplacedMessage)
+    assert isinstance(place(-4, 5), MisplacedMessage)
+    assert place(-4, 4) == place(-4, 3) == AppliedMessage()
 
 
 def test_a_message_without_an_id_gets_one_of_its_content() -> None:

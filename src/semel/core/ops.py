@@ -206,10 +206,11 @@ class Swept:
 
 
 @value
-class Sweep(StoreOp[Swept]):
+class Sweep(Op[Swept]):
     """Remove at most ``limit`` expired records."""
 
     limit: int
+    id: bytes = b""
 
 
 @value

@@ -14,9 +14,9 @@ import json
 import re
 import threading
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from semel.core.messaging.messages import Message, attributes, size_of
 from semel.core.policy import Duration, seconds
@@ -117,12 +117,11 @@ class UnknownDestination(Exception):
 class AWSBroker:
     """What publishing to SQS and to SNS have in common: calls with ten messages each, several at the same time."""
 
-    _service: ClassVar[str]
-    _body: ClassVar[str]
-    """What an entry of a batch calls the body of a message."""
-
     def __init__(
         self,
+        service: str,
+        body: str,
+        send: Callable[[str, Sequence[Mapping[str, Any]]], Awaitable[Mapping[str, Any]]],
         region: str,
         default: str,
         fifo: bool | None,
@@ -131,13 +130,20 @@ class AWSBroker:
         timeout: Duration,
         connect_timeout: Duration,
     ) -> None:
-        """:param default: the queue or topic for messages without a destination."""
+        """
+        :param body: what an entry of a batch calls the body of a message.
+        :param send: sends the entries of a batch to a queue or topic, and returns the reply. It may raise
+            UnknownDestination and the errors of botocore.
+        :param default: the queue or topic for messages without a destination.
+        """
         limits = (seconds(timeout, "timeout"), seconds(connect_timeout, "connect_timeout"))
-        self._client = AWSClient(self._service, region, endpoint, *limits)
+        self._client = AWSClient(service, region, endpoint, *limits)
+        self._body = body
+        self._send = send
         self._default = default
         self._fifo = default.endswith(".fifo") if fifo is None else fifo
         self.capabilities = Capabilities(
-            name=f"Amazon {self._service.upper()}",
+            name=f"Amazon {service.upper()}",
             ordered=self._fifo,
             pipelines=False,  # of a batch, one message may fail and a later one of its group succeed
             largest=largest,
@@ -174,13 +180,6 @@ class AWSBroker:
     async def close(self) -> None:
         self._client.close()
 
-    async def _send_entries(self, where: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Send the entries of a batch to a queue or topic, and return the reply.
-
-        Raises UnknownDestination and the errors of botocore.
-        """
-        raise NotImplementedError
-
     async def _send_in_time(
         self, where: str, entries: Sequence[Mapping[str, Any]], deadline: float
     ) -> dict[str, Result]:
@@ -189,7 +188,7 @@ class AWSBroker:
         otherwise: Result = TryAgain("AWS did not say what became of it")
         try:
             async with asyncio.timeout(deadline - monotonic()):
-                reply = await self._send_entries(where, entries)
+                reply = await self._send(where, entries)
         except TimeoutError:
             otherwise = TryAgain("AWS did not answer before the deadline")
         except UnknownDestination as unknown:

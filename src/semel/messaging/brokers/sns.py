@@ -24,9 +24,6 @@ from semel.messaging.brokers.options import flag, number
 class SNSBroker(AWSBroker):
     """Publishes to topics of SNS. They must exist. boto3 finds the credentials of the process."""
 
-    _service = "sns"
-    _body = "Message"
-
     def __init__(
         self,
         region: str,
@@ -46,7 +43,9 @@ class SNSBroker(AWSBroker):
         :param timeout: how long the service may take for one call.
         :param connect_timeout: how long it may take to connect.
         """
-        super().__init__(region, topic, fifo, endpoint, largest, timeout, connect_timeout)
+        super().__init__(
+            "sns", "Message", self._send_entries, region, topic, fifo, endpoint, largest, timeout, connect_timeout
+        )
         self._arns: dict[str, str] = {}
 
     @classmethod

@@ -38,9 +38,6 @@ LONGEST_DELAY: Final = 12 * 3600
 class SQSBroker(AWSBroker):
     """Publishes to queues of SQS. They must exist. boto3 finds the credentials of the process."""
 
-    _service = "sqs"
-    _body = "MessageBody"
-
     def __init__(
         self,
         region: str,
@@ -61,7 +58,9 @@ class SQSBroker(AWSBroker):
         :param timeout: how long the service may take for one call.
         :param connect_timeout: how long it may take to connect.
         """
-        super().__init__(region, queue, fifo, endpoint, largest, timeout, connect_timeout)
+        super().__init__(
+            "sqs", "MessageBody", self._send_entries, region, queue, fifo, endpoint, largest, timeout, connect_timeout
+        )
         self._urls = _QueueURLs(self._client)
 
     @classmethod

@@ -19,7 +19,7 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerKind:
-    """One kind of broker. Its classes are named as ``module:name``, in this folder, and imported when needed."""
+    """One kind of broker. Its classes are named as ``module:name`` and imported when needed."""
 
     name: str
     example: str
@@ -36,31 +36,33 @@ class BrokerKind:
 BROKER_KINDS: Final = (
     BrokerKind(
         name="Kafka", example="kafka://host:9092/topic", schemes=("kafka",), extra="kafka",
-        broker="kafka:KafkaBroker", source="kafka:KafkaSource",
+        broker="semel.messaging.brokers.kafka:KafkaBroker", source="semel.messaging.brokers.kafka:KafkaSource",
     ),
     BrokerKind(
         name="RabbitMQ", example="amqp://user:password@host/vhost", schemes=("amqp", "amqps"), extra="rabbitmq",
-        broker="rabbitmq:RabbitMQBroker", source="rabbitmq:RabbitMQSource",
+        broker="semel.messaging.brokers.rabbitmq:RabbitMQBroker",
+        source="semel.messaging.brokers.rabbitmq:RabbitMQSource",
     ),
     BrokerKind(
         name="NATS JetStream", example="nats://host:4222/subject", schemes=("nats",), extra="nats",
-        broker="nats:NATSBroker", source="nats:NATSSource",
+        broker="semel.messaging.brokers.nats:NATSBroker", source="semel.messaging.brokers.nats:NATSSource",
     ),
     BrokerKind(
         name="Redis Streams", example="redis://host:6379/0?stream=name", schemes=("redis", "rediss"), extra="redis",
-        broker="redis_streams:RedisStreamsBroker", source="redis_streams:RedisStreamsSource",
+        broker="semel.messaging.brokers.redis_streams:RedisStreamsBroker",
+        source="semel.messaging.brokers.redis_streams:RedisStreamsSource",
     ),
     BrokerKind(
         name="Amazon SQS", example="sqs://region/queue.fifo", schemes=("sqs",), extra="sqs",
-        broker="sqs:SQSBroker", source="sqs:SQSSource",
+        broker="semel.messaging.brokers.sqs:SQSBroker", source="semel.messaging.brokers.sqs:SQSSource",
     ),
     BrokerKind(
         name="Amazon SNS", example="sns://region/topic.fifo", schemes=("sns",), extra="sqs",
-        broker="sns:SNSBroker",
+        broker="semel.messaging.brokers.sns:SNSBroker",
     ),
     BrokerKind(
         name="webhooks", example="https://host/path", schemes=("https", "http"), extra="webhooks",
-        broker="webhook:WebhookBroker",
+        broker="semel.messaging.brokers.webhook:WebhookBroker",
     ),
 )  # fmt: skip
 """All kinds of brokers."""
@@ -74,7 +76,7 @@ def open_broker(url: str) -> Broker:
 
     Raises ConfigurationError if the URL names no broker, MissingDependency if its library is not installed.
     """
-    broker: Broker = load(f"{__package__}.{_kind_of(url).broker}").from_url(url)
+    broker: Broker = load(_kind_of(url).broker).from_url(url)
     return broker
 
 
@@ -83,7 +85,7 @@ def open_source(url: str) -> Source:
     kind = _kind_of(url)
     if kind.source is None:
         raise ConfigurationError(f"nothing can be consumed from {kind.name}")
-    source: Source = load(f"{__package__}.{kind.source}").from_url(url)
+    source: Source = load(kind.source).from_url(url)
     return source
 
 
