@@ -449,6 +449,51 @@ def test_it_reads_on_from_a_full_batch_and_looks_back_for_late_commits() -> None
     assert late.id in relay.broker.ids()
 
 
+def test_while_a_batch_is_sent_the_next_one_is_read_and_settling_starts_it() -> None:
+    relay = made(until_idle=True)
+    for number in range(45):
+        relay.outbox.add(f"s{number % 7}")
+    relay.drain()
+    assert len(relay.broker.taken) == 45
+    ops = [op for op in relay.outbox.ops if isinstance(op, StartMessages | SettleMessages)]
+    assert [op.ahead for op in ops if isinstance(op, StartMessages)] == [False, True, True, True, True, False]
+    assert [len(op.then) for op in ops if isinstance(op, SettleMessages)] == [10, 10, 10, 5, 0]
+
+
+def test_what_was_read_ahead_does_not_overtake_a_failure() -> None:
+    relay = made()
+    for number in range(30):
+        relay.outbox.add("s" if number in (3, 15) else "")
+    first, second = (message.id for message in (relay.outbox.rows[4].message, relay.outbox.rows[16].message))
+    relay.broker.answer = lambda message: TryAgain("busy") if message.id == first else Sent()
+    relay.run_until(lambda: len(relay.broker.taken) == 28)
+    assert second not in relay.broker.ids()
+    relay.broker.answer = lambda message: Sent()
+    relay.run_until(lambda: not relay.outbox.rows)
+    assert relay.broker.ids()[-2:] == [first, second]
+
+
+def test_a_relay_that_stops_does_not_start_what_it_has_read_ahead() -> None:
+    relay = made()
+    for _ in range(30):
+        relay.outbox.add()
+    relay.run_until(lambda: isinstance(relay.request, SettleMessages))
+    relay.stopping = True
+    relay.drain()
+    assert len(relay.broker.taken) == 20, "the second batch was started when the first one was settled"
+    assert not relay.outbox.relays
+
+
+def test_what_was_read_ahead_is_left_to_the_others_if_the_lease_has_ended() -> None:
+    relay = made()
+    for _ in range(30):
+        relay.outbox.add()
+    relay.run_until(lambda: isinstance(relay.request, SettleMessages))
+    relay.outbox.clock.now += 31.0
+    relay.step()
+    assert isinstance(relay.request, JoinRelays)
+
+
 def test_reading_on_does_not_overtake_a_late_commit_of_the_same_stream() -> None:
     """The trap of every cursor: position 1 commits when position 11 has been sent. Position 12 must wait for it."""
     relay = made()
@@ -539,7 +584,7 @@ def test_order_and_completeness_whatever_happens(seed: int, policy: Poison, pipe
             # An adapter does not send after the deadline.
             for message in relays[at].request.messages:
                 failures[message.id] = failures.get(message.id, 0) + 1
-            relays[at].send([TryAgain("busy") for _ in relays[at].request.messages])
+            relays[at].send_results([TryAgain("busy") for _ in relays[at].request.messages])
             continue
         relays[at].step()
     # The trouble ends: what is left is sent.

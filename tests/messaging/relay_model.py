@@ -129,7 +129,7 @@ class OutboxModel:
 
     def _start(self, op: StartMessages) -> tuple[Outgoing, ...] | None:
         if not self._lives(op.relay):
-            return None
+            return () if op.ahead else None
         found = []
         for position, row in sorted(self.rows.items()):
             message = row.message
@@ -142,7 +142,8 @@ class OutboxModel:
             ):
                 found.append(Outgoing(**asdict(message), position=position, starts=row.starts))
         found = found[: op.limit]
-        self.relays[op.relay] = _Relay(self.clock() + op.lease, tuple(each.position for each in found))
+        if not op.ahead:
+            self.relays[op.relay] = _Relay(self.clock() + op.lease, tuple(each.position for each in found))
         return tuple(found)
 
     def _settle(self, op: SettleMessages) -> bool:
@@ -170,7 +171,8 @@ class OutboxModel:
                         if later.visible and later.message.stream == row.message.stream:
                             self.dead[later.message.id] = ("parked", later.starts)
                             del self.rows[position]
-        relay.started = ()
+        relay.started = op.then
+        relay.lease_end = max(relay.lease_end, self.clock() + op.lease)
         return True
 
 
@@ -251,16 +253,28 @@ class RelayModel:
         self.requests.append(request)
         answer: Any = None
         if isinstance(request, Publish):
-            answer = self.broker.publish(request)
+            return self.send_results(self.broker.publish(request))
         elif isinstance(request, Rest | Pause):
             self.outbox.clock.now += max(request.seconds, 0.0)
             answer = False
         else:
-            error = self.fail(request)
-            answer = self.outbox.execute(request) if error is None else Raised(error)
-            if (lost := self.lose(request)) is not None:
-                answer = Raised(lost)
+            answer = self.execute(request)
         return self.send(answer)
+
+    def send_results(self, results: list[Result]) -> bool:
+        """Answer a Publish, and read what is to be read at the same time."""
+        op: Op[Any] | None = self.request.meanwhile
+        if op is None:
+            return self.send(results)
+        read = self.execute(op)
+        return self.send((results, None if isinstance(read, Raised) else read))
+
+    def execute(self, op: Op[Any]) -> Any:
+        error = self.fail(op)
+        answer = self.outbox.execute(op) if error is None else Raised(error)
+        if (lost := self.lose(op)) is not None:
+            answer = Raised(lost)
+        return answer
 
     def send(self, answer: Any) -> bool:
         try:

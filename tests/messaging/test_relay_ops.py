@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,17 +71,19 @@ class Model:
             self.lane[lane] = relay
         return tuple(sorted(lane for lane, owner in self.lane.items() if owner == relay))
 
-    def start(self, relay: bytes, limit: int) -> list[str] | None:
+    def start(self, relay: bytes, limit: int, after: int = 0, ahead: bool = False) -> list[str] | None:
         if not self.relay.get(relay, (False, []))[0]:
-            return None
+            return [] if ahead else None
         found = [
             position
             for position, row in sorted(self.outbox.items())
-            if row["due"]
+            if position > after
+            and row["due"]
             and self.lane.get(lane_of(row["stream"], row["id"])) == relay
             and self.hold.get(row["stream"], ("over", ""))[0] == "over"
         ][:limit]
-        self.relay[relay] = (True, found)
+        if not ahead:
+            self.relay[relay] = (True, found)
         return [self.outbox[position]["id"] for position in found]
 
     def settle(self, op: SettleMessages) -> bool:
@@ -125,7 +128,7 @@ class Model:
         for position in sorted(letters):
             row = self.outbox.pop(position)
             self.dead.append((row["id"], letters[position], row["starts"]))
-        self.relay[op.relay] = (True, [])
+        self.relay[op.relay] = (True, list(op.then))
         return True
 
     def state(self) -> dict[str, Any]:
@@ -167,6 +170,12 @@ def play(desk: Desk, chance: random.Random) -> None:
             started[relay] = tuple(one.position for one in found or ())
         elif action == "settle":
             op = settlement(relay, started.get(relay, ()), chance)
+            if op.sent and chance.random() < 0.5:
+                after = max(op.sent)
+                found = desk.execute(StartMessages(relay, 3, LEASE, after, ahead=True))
+                assert [one.id for one in found] == model.start(relay, 3, after, ahead=True)
+                op = replace(op, then=tuple(one.position for one in found), lease=LEASE)
+            started[relay] = op.then
             for _ in range(chance.choice((1, 2))):  # its answer was lost
                 assert desk.execute(op) == model.settle(op)
         elif action == "die" and relay in model.relay:
@@ -185,6 +194,28 @@ def play(desk: Desk, chance: random.Random) -> None:
             model.relay.pop(relay, None)
             model.lane = {lane: owner for lane, owner in model.lane.items() if owner != relay}
         assert desk.state() == model.state(), action
+
+
+def test_what_was_read_ahead_is_started_with_a_new_lease_when_the_batch_before_it_is_settled(desk: Desk) -> None:
+    for number in range(6):
+        desk.add(f"m{number}", "s")
+    desk.execute(JoinRelays(A, 1.0))
+    first = desk.execute(StartMessages(A, 2, 1.0))
+    ahead = desk.execute(StartMessages(A, 2, 1.0, first[-1].position, ahead=True))
+    assert [one.id for one in ahead] == ["m2", "m3"]
+    assert desk.state()["relay"][A] == (True, [one.position for one in first])
+    op = SettleMessages(A, tuple(one.position for one in first), then=tuple(one.position for one in ahead), lease=LEASE)
+    assert desk.execute(op)
+    time.sleep(1.1)
+    assert desk.state()["relay"][A] == (True, list(op.then)), "the first lease would be over"
+    assert desk.execute(op), "a repeat changes nothing"
+    desk.end_lease(A)
+    assert desk.execute(StartMessages(A, 2, LEASE, ahead=True)) == ()
+    assert not desk.execute(op)
+    desk.execute(JoinRelays(B, LEASE))
+    assert [(one.id, one.starts) for one in desk.execute(StartMessages(B, 9, LEASE))] == [
+        ("m2", 1), ("m3", 1), ("m4", 0), ("m5", 0),
+    ]  # fmt: skip
 
 
 def settlement(relay: bytes, started: tuple[int, ...], chance: random.Random) -> SettleMessages:

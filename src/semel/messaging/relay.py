@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from semel.core.call import Pause, Raised, describe_error
-from semel.core.messaging.messages import OUTBOX, Outgoing, ReadLog
+from semel.core.messaging.messages import OUTBOX, Outgoing, ReadLog, StartMessages
 from semel.core.messaging.relaying import POISON, Poison, Publish, RelayFlow, RelayPlan, RelayReport, Rest
 from semel.core.policy import Duration, seconds
 from semel.engine.background import BackgroundTask, BackgroundThread
@@ -297,7 +297,7 @@ class _Driver:
             failure = TryAgain(f"the adapter raised {describe_error(error)}")
         return [failure] * len(messages)
 
-    async def _read(self, op: ReadLog) -> tuple[Outgoing, ...] | None:
+    async def _read(self, op: StartMessages | ReadLog) -> tuple[Outgoing, ...] | None:
         try:
             return await self._store.execute(op)
         except StoreError:

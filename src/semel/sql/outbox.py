@@ -15,9 +15,7 @@ from typing import Any, Final, Protocol
 from semel.core.messaging.messages import (
     LANES,
     MAX_STARTED_BYTES,
-    DeadLetter,
     DestinationDepth,
-    Failure,
     HeldStream,
     InspectOutbox,
     JoinRelays,
@@ -79,39 +77,30 @@ def _join(op: JoinRelays) -> Program[tuple[int, ...]]:
 
 
 def _start(op: StartMessages) -> Program[tuple[Outgoing, ...] | None]:
+    if op.ahead:
+        return outgoing((yield _P["ahead"](relay=op.relay, after=op.after, most=op.limit)))
     rows = yield _P["start"](relay=op.relay, after=op.after, most=op.limit, lease=op.lease)
     if not rows:
         return None
     return () if rows[0][0] is None else outgoing(rows)
 
 
-def _settle(op: SettleMessages) -> Program[bool]:
-    return settle_messages(op.relay, op.sent, op.failed, op.dead)
-
-
-def settle_messages(
-    relay: bytes,
-    sent: Sequence[int],
-    failed: Sequence[Failure],
-    dead: Sequence[DeadLetter],
-    position: Callable[[int], int] = int,
-) -> Program[bool]:
-    """Settle messages that a relay has started. Returns False if its lease has ended (PostgreSQL).
-
-    :param position: returns the position in the queue of a message that failed or is given up.
-    """
-    if not failed and not dead:
-        return bool((yield _P["settle_sent"](relay=relay, sent=sent)))
+def settle(op: SettleMessages) -> Program[bool]:
+    """Settle messages that a relay has started. Returns False if its lease has ended (PostgreSQL)."""
+    if not op.failed and not op.dead:
+        return bool((yield _P["settle_sent"](relay=op.relay, sent=op.sent, next=op.then, lease=op.lease)))
     rows = yield _P["settle"](
-        relay=relay,
-        sent=sent,
-        failed=[position(failure.position) for failure in failed],
-        failures=[failure.reason for failure in failed],
-        afters=[min(failure.after, _LONGEST) for failure in failed],
-        counts=[int(failure.counts) for failure in failed],
-        dead=[position(letter.position) for letter in dead],
-        causes=[letter.reason for letter in dead],
-        parks=[int(letter.park) for letter in dead],
+        relay=op.relay,
+        sent=op.sent,
+        failed=[failure.position for failure in op.failed],
+        failures=[failure.reason for failure in op.failed],
+        afters=[min(failure.after, _LONGEST) for failure in op.failed],
+        counts=[int(failure.counts) for failure in op.failed],
+        dead=[letter.position for letter in op.dead],
+        causes=[letter.reason for letter in op.dead],
+        parks=[int(letter.park) for letter in op.dead],
+        next=op.then,
+        lease=op.lease,
     )
     return bool(rows)
 
@@ -147,7 +136,7 @@ def _state(
 POSTGRES_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[Any]]]] = {
     JoinRelays: _join,
     StartMessages: _start,
-    SettleMessages: _settle,
+    SettleMessages: settle,
     LeaveRelays: _leave,
     InspectOutbox: _inspect,
 }
@@ -217,12 +206,10 @@ def _join_in(op: JoinRelays, run: _Transaction) -> Program[tuple[int, ...]]:
 
 
 def _start_in(op: StartMessages, run: _Transaction) -> Program[tuple[Outgoing, ...] | None]:
-    rows = yield from run(
-        _step("renew", relay=op.relay, lease=_micros(op.lease)),
-        _step("found", relay=op.relay, after=op.after, most=op.limit),
-        begins=True,
-    )
-    found = outgoing(rows)
+    search = _step("found", relay=op.relay, after=op.after, most=op.limit)
+    if op.ahead:
+        return outgoing((yield from run(search)))
+    found = outgoing((yield from run(_step("renew", relay=op.relay, lease=_micros(op.lease)), search, begins=True)))
     if not found and not (yield from run(_step("lock", relay=op.relay))):
         yield from run(ends=True)
         return None
@@ -265,7 +252,9 @@ def _settle_in(op: SettleMessages, run: _Transaction) -> Program[bool]:
             _step("bury", letters),
             _step("delete", letters),
         ]
-    yield from run(*steps, _step("started", relay=op.relay, started="[]"), ends=True)
+    if op.then:
+        steps.append(_step("renew", relay=op.relay, lease=_micros(op.lease)))
+    yield from run(*steps, _step("started", relay=op.relay, started=json.dumps(op.then)), ends=True)
     return True
 
 

@@ -19,6 +19,7 @@ from semel.core.messaging.messages import (
     Outgoing,
     PassLog,
     ReadLog,
+    SettleMessages,
     SwitchMode,
     TakeLog,
     lane_of,
@@ -26,7 +27,7 @@ from semel.core.messaging.messages import (
 from semel.core.ops import Op
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.sql.connections.errors import Contention, sqlstate
-from semel.sql.outbox import outgoing, read_json, settle_messages
+from semel.sql.outbox import outgoing, read_json, settle
 from semel.sql.program import Program, Rows, Statement, in_transaction, load_queries
 
 QUERIES: Final = load_queries(
@@ -172,7 +173,9 @@ def _move(op: PassLog) -> Program[bool]:
     ):  # otherwise it is done already, and this is a repeat
         positions = yield from _move_messages(op.relay, op.moved)
         queued = {each.position: positions.get(each.id, 0) for each in op.moved}
-        yield from settle_messages(op.relay, (), op.failed, op.dead, queued.__getitem__)
+        failed = tuple(replace(failure, position=queued[failure.position]) for failure in op.failed)
+        dead = tuple(replace(letter, position=queued[letter.position]) for letter in op.dead)
+        yield from settle(SettleMessages(op.relay, (), failed, dead))
     return bool((yield _passed(op)))
 
 

@@ -276,6 +276,9 @@ class StartMessages(StoreOp["tuple[Outgoing, ...] | None"]):
     after: int = 0
     """Skip the positions up to this one. A relay that reads on from its last batch does not look at rows that are
     deleted and not yet removed. It checks by the sequence that it skips no message of a stream."""
+    ahead: bool = False
+    """Only read them: the messages before them remain under way. It does not renew the lease; ``SettleMessages`` does.
+    The answer is empty if the lease has ended."""
 
 
 @value
@@ -306,14 +309,17 @@ class SettleMessages(StoreOp[bool]):
     False if the relay's lease has ended; then nothing has changed.
 
     Each failure counts one start, unless the message was not tried. Messages that are in no list (the broker was down)
-    stay as they are. Afterwards no message is under way. Only messages under way are settled, so a repeat after a lost
-    answer changes nothing.
+    stay as they are. Afterwards only those in ``then`` are under way. Only messages under way are settled, so a repeat
+    after a lost answer changes nothing.
     """
 
     relay: bytes
     sent: tuple[int, ...]
     failed: tuple[Failure, ...] = ()
     dead: tuple[DeadLetter, ...] = ()
+    then: tuple[int, ...] = ()
+    """Messages that were read ahead. They are under way from now on, and the lease is renewed."""
+    lease: float = 0.0
 
 
 @value

@@ -2,7 +2,7 @@
 
 ::
 
-    join ──▶ start a batch ──▶ publish ──▶ settle ──▶ start the next …
+    join ──▶ start a batch ──▶ publish, and read the next ──▶ settle, and start the next ──▶ publish …
      ▲            │ nothing is due: rest until a wake-up, or for a while that grows
      └────────────┴── the lease has ended, or it is time to balance the lanes
 
@@ -10,7 +10,8 @@ The flow is a generator that knows no store, broker or thread. It yields the Ops
 ``Rest`` and ``Pause``. The answer to an Op is that of the store, or Raised with its StoreError.
 
 What keeps the order of a stream: only the owner of a lane sends its messages; a message that was not sent ends its
-stream for this batch; a batch that reads on from the last one takes a stream up only where it left it.
+stream for this batch; a batch that reads on from the last one takes a stream up only where it left it; a batch that was
+read ahead is dropped if not all of the one before it was sent.
 
 If the outbox is a log, the relay that owns its cursor sends a batch of the queue and batches of the log in turn. What
 it cannot send moves from the log to the queue, with all that follow in its stream, until the queue has none of them.
@@ -19,7 +20,7 @@ it cannot send moves from the log to the queue, with all that follow in its stre
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
@@ -93,7 +94,7 @@ class Publish:
     messages: tuple[Message, ...]
     deadline: float
     """By the relay's clock."""
-    meanwhile: ReadLog | None = None
+    meanwhile: StartMessages | ReadLog | None = None
     """Read these at the same time. Then the answer is a pair: the results, and what was read, or None."""
 
 
@@ -195,9 +196,9 @@ class _Run:
         """The last position of a full batch; 0: start from the beginning."""
         self._scanned_at = 0.0
         self._ahead = _NONE
-        """The next batch of the log, if it is read already."""
+        """The next batch, if it is read already."""
         self._renewed = 0.0
-        """When the lease was renewed by the last ``PassLog``."""
+        """When the lease was renewed by the Op that settled the last batch."""
         self._sequences: dict[str, int] = {}
         """The last sequence of each stream that is done, as far as remembered."""
         self._outage: _CircuitBreaker | None = None
@@ -250,9 +251,10 @@ class _Run:
         return more and not (self._until_idle and self._outage)
 
     def _send_from_queue(self) -> _Steps:
-        """Send one batch. Returns whether there may be more."""
+        """Send one batch, and those that are read while the one before is sent. Returns whether there may be more."""
         plan = self._plan
         assert self._relay is not None
+        self._ahead = _NONE  # what is left from before an error is read again
         now = plan.clock()
         after = self._read_on if now - self._scanned_at < RESCAN_EVERY else 0
         if not after:
@@ -262,11 +264,21 @@ class _Run:
         if found is None:
             self._relay = None
             return True
-        self._read_on = found[-1].position if len(found) == plan.batch else 0
         if not found:
+            self._read_on = 0
             return bool(after)
         self._poll = POLL_FIRST
-        suspects = yield from self._send(found, now, read_on=bool(after))
+        read_on = bool(after)
+        end = min(self._scanned_at + RESCAN_EVERY, self._join_at)
+        suspects: list[Outgoing] = []
+        while found:
+            ahead = None
+            self._read_on = found[-1].position if len(found) == plan.batch else 0
+            if self._read_on and plan.pipelines and now < end and not (self._outage or self._stopping()):
+                ahead = StartMessages(self._relay, limit, plan.lease, self._read_on, ahead=True)
+            suspects = yield from self._send(found, now, read_on=read_on, ahead=ahead)
+            found, self._ahead = self._ahead, _NONE
+            now, read_on = self._renewed, True
         yield from self._send_alone(suspects)
         return True
 
@@ -333,7 +345,7 @@ class _Run:
         *,
         read_on: bool = False,
         log: OutboxMode | None = None,
-        ahead: ReadLog | None = None,
+        ahead: StartMessages | ReadLog | None = None,
     ) -> Generator[Any, Any, list[Outgoing]]:
         """Publish and settle what was started. Returns the messages that are to be sent alone, or, if it was read from
         a log, those that were not sent.
@@ -358,20 +370,24 @@ class _Run:
             # A relay that was frozen for longer than its lease is late by itself.
             self._judge_destinations(ready, results, deadline <= plan.clock() < began + plan.lease)
             op, reports = self._judge(found, {**unsent, **results})
+        # If not all were sent, the next batch was read too early: what follows in these streams has to wait.
+        if len(op.sent) < len(found) or self._stopping():
+            self._ahead = _NONE
+        self._renewed = plan.clock()
         if log:
             suspects = [] if len(op.sent) == len(found) else _others(found, op.sent)
             stays = self._outage is not None and bool(results) and not (op.sent or op.failed or op.dead)
             moved = () if stays else tuple(suspects)
-            if suspects:  # the next batch was read too early: what follows in these streams has to move
-                self._ahead = _NONE
             then = self._ahead[-1].position if self._ahead else None
             passing = PassLog(op.relay, plan.lease, log, found[-1].position, moved, op.failed, op.dead, stays, then)
-            self._renewed = plan.clock()
             settled = yield from self._settle(passing, began + plan.lease)
         else:
+            if self._ahead:
+                op = replace(op, then=tuple(map(_POSITION, self._ahead)), lease=plan.lease)
             settled = yield from self._settle(op, began + plan.lease)
         if not settled:
             self._relay = None
+            self._ahead = _NONE
             plan.hook(events.RelayLate("", "", "", len(op.sent)))
             return []
         self._report.sent += len(op.sent)
@@ -434,7 +450,7 @@ class _Run:
         return ready, suspects, unsent
 
     def _publish(
-        self, ready: list[Outgoing], deadline: float, ahead: ReadLog | None = None
+        self, ready: list[Outgoing], deadline: float, ahead: StartMessages | ReadLog | None = None
     ) -> Generator[Any, Any, dict[int, Result]]:
         """Publish in one go, or in waves: the first message of every stream, then the next of those that were sent.
 
@@ -465,7 +481,7 @@ class _Run:
         return results
 
     def _hand_over(
-        self, wave: list[Outgoing], deadline: float, ahead: ReadLog | None = None
+        self, wave: list[Outgoing], deadline: float, ahead: StartMessages | ReadLog | None = None
     ) -> Generator[Any, Any, list[Result]]:
         messages = tuple(wave)
         answers: list[Result]

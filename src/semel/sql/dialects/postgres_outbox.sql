@@ -52,19 +52,31 @@ UNION ALL
 SELECT mine.lane FROM mine, share, me WHERE mine.place <= share.most
 ORDER BY lane
 
+-- name: batch (reads)
+-- A part of the next two: the messages that are due, up to a limit of bytes.
+SELECT * FROM (
+    SELECT *, sum(octet_length(data)) OVER (ORDER BY position) - octet_length(data) AS before FROM (
+        SELECT o.* FROM semel_outbox o
+        WHERE o.position > :after::bigint AND (o.due <= {{now}} OR o.stream <> '')
+          AND o.lane = ANY (ARRAY(SELECT lane FROM semel_lane WHERE relay = :relay::bytea))
+          AND NOT EXISTS (SELECT 1 FROM semel_hold h WHERE h.stream = o.stream AND h.until > {{now}})
+        ORDER BY o.position LIMIT :most::integer
+    ) AS next
+) AS summed
+WHERE before < {{bytes}}
+
+-- name: ahead (reads)
+-- It changes nothing, so it waits for no disk.
+SELECT f.position, f.starts, f.id, f.type, f.data, f.source, f.destination, f.stream, f.sequence, f.subject,
+       f.content_type, date_part('epoch', f.created), f.headers, f.redrives
+FROM ({{batch}}) AS f
+WHERE EXISTS (SELECT 1 FROM semel_relay WHERE relay = :relay AND lease_end > {{now}})
+ORDER BY f.position
+
 -- name: start (writes)
 -- One row without a position says that there is nothing to send; no row, that the lease has ended.
-WITH next AS (
-    SELECT o.* FROM semel_outbox o
-    WHERE o.position > :after::bigint AND (o.due <= {{now}} OR o.stream <> '')
-      AND o.lane = ANY (ARRAY(SELECT lane FROM semel_lane WHERE relay = :relay::bytea))
-      AND NOT EXISTS (SELECT 1 FROM semel_hold h WHERE h.stream = o.stream AND h.until > {{now}})
-    ORDER BY o.position LIMIT :most::integer
-), found AS (
-    SELECT * FROM (
-        SELECT *, sum(octet_length(data)) OVER (ORDER BY position) - octet_length(data) AS before FROM next
-    ) AS summed
-    WHERE before < {{bytes}}
+WITH found AS (
+    {{batch}}
 ), me AS (
     UPDATE semel_relay SET lease_end = greatest(lease_end, {{now}} + :lease::float8 * interval '1 second'),
         started = ARRAY(SELECT position FROM found)
@@ -82,7 +94,9 @@ ORDER BY f.position
 WITH me AS (
     SELECT started FROM semel_relay WHERE relay = :relay::bytea AND lease_end > {{now}} FOR UPDATE
 ), ended AS (
-    UPDATE semel_relay r SET started = '{}' FROM me WHERE r.relay = :relay
+    UPDATE semel_relay r SET started = :next::bigint[],
+        lease_end = greatest(r.lease_end, {{now}} + :lease::float8 * interval '1 second')
+    FROM me WHERE r.relay = :relay
 ), gone AS (
     DELETE FROM semel_outbox o
     USING (SELECT unnest(:sent::bigint[]) INTERSECT SELECT unnest(started) FROM me) AS s (position)
@@ -140,7 +154,9 @@ SELECT 1 FROM me
 WITH me AS (
     SELECT started FROM semel_relay WHERE relay = :relay::bytea AND lease_end > {{now}} FOR UPDATE
 ), ended AS (
-    UPDATE semel_relay r SET started = '{}' FROM me WHERE r.relay = :relay
+    UPDATE semel_relay r SET started = :next::bigint[],
+        lease_end = greatest(r.lease_end, {{now}} + :lease::float8 * interval '1 second')
+    FROM me WHERE r.relay = :relay
 ), gone AS (
     DELETE FROM semel_outbox o
     USING (SELECT unnest(:sent::bigint[]) INTERSECT SELECT unnest(started) FROM me) AS s (position)
