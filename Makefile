@@ -4,6 +4,9 @@ PYTHON ?= python3
 # Another interpreter gets a folder of its own: packages built for one version do not run on the next.
 VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 BIN := $(VENV)/bin
+# The benchmark has a folder of its own, too: a library that it compares with Semel needs an older redis-py, which pip
+# installs instead of the one that the tests use.
+BENCH := $(VENV)-bench
 QUICK := "not server and not process and not faults and not slow"
 TYPED := src tests/servers tests/conftest.py tests/workers.py tests/tracing.py $(wildcard tests/test_*.py tests/typing)
 
@@ -47,8 +50,8 @@ format: $(VENV)/.dev ## put the code in shape
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.bench ## the measurements; ARGS="..." goes to them
-	$(BIN)/python -m bench $(ARGS)
+bench: $(BENCH)/.bench ## the measurements; ARGS="..." goes to them
+	$(BENCH)/bin/python -m bench $(ARGS)
 
 docs: $(VENV)/.dev ## build the pages into site/
 	$(BIN)/python tools/docs/generate.py
@@ -63,27 +66,27 @@ clean: ## remove all that was made here
 
 # A stamp for each set of packages, so that nothing waits for more than it needs.
 
-$(VENV)/.core: pyproject.toml
+$(VENV)/.core $(BENCH)/.core: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Semel needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
 	  echo "Name another one: make PYTHON=/path/to/python3.13 $(MAKECMDGOALS)" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[all]' --group test
+$(VENV)/.test $(BENCH)/.test: %/.test: %/.core
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(@D)/bin/python -m pip install --quiet --editable '.[all]' --group test
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --group dev
 	@touch $@
 
-$(VENV)/.bench: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --group bench
+$(BENCH)/.bench: $(BENCH)/.test
+	$(BENCH)/bin/python -m pip install --quiet --group bench
 	@touch $@

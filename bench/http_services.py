@@ -181,7 +181,7 @@ def _edge(redis: str | None) -> Callable[[Any], Any]:
 def _bare_commands(redis: str | None) -> Callable[[Any], Any]:
     """A middleware that claims by the header's bytes, and stores the same record for every request."""
     from semel.core.encoding.snapshot import StoredResponse
-    from semel.http.contract.exchange import RESPONSES
+    from semel.http.contract.responses import RESPONSES
     from semel.stores.redis.commands import scripts
     from semel.stores.redis.layout import eight_bytes, new_value
 

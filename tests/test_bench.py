@@ -6,7 +6,12 @@ import contextlib
 import gc
 import importlib.util
 import json
+import os
+import re
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -290,3 +295,15 @@ def test_a_large_store_is_judged_by_what_it_costs_more_than_a_small_one() -> Non
     assert [verdict.met for verdict in judge_large([found])] == [True, True, False, False, False, False]
     assert [round(verdict.figure, 2) for verdict in judge_large([found])] == [1.5, 1.5, 1.6, 1.6, 3.0, 5000]
     assert len(judge_large([Large("Redis", 10, 1000, found.jobs, [0.001], [0.001], sweeps=False)])) == 5
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_the_packages_of_the_benchmark_are_installed_apart_from_those_of_the_tests() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    planned = subprocess.run(
+        ["make", "--dry-run", "--always-make", "bench", "PYTHON=python3"],
+        cwd=Path(__file__).parents[1], env=environment, capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+    assert set(re.findall(r"^(\S+) -m (pip|bench)\b", planned, re.MULTILINE)) == {
+        (".venv-bench/bin/python", "pip"), (".venv-bench/bin/python", "bench"),
+    }  # fmt: skip

@@ -21,7 +21,7 @@ from semel.cli.sizing.measure import MEASURES, _prefix
 from semel.cli.sizing.samples import Sample, in_pages
 from semel.core.encoding.snapshot import SIZE_LIMIT
 from semel.stores.dynamodb import DynamoDBStore
-from semel.stores.sizing import Needs, bytes_in, duration, recommended, size
+from semel.stores.sizing import Needs, bytes_in, recommended, size
 from semel.stores.urls import KINDS, SCHEMES, TRAITS, migrate_store, open_store
 from tests.servers import DynamoDBServer, MariaDBServer, PostgresServer, RedisClusterServers, RedisServer
 from tests.servers.base import free_port
@@ -61,7 +61,6 @@ def test_numbers_are_shown_for_people() -> None:
     assert [size(n) for n in (7, 999, 1000, 1_380, 2_500_000, 27_100_000_000)] == [
         "7 B", "999 B", "1 kB", "1.38 kB", "2.5 MB", "27.1 GB",
     ]  # fmt: skip
-    assert [duration(s) for s in (0.25, 59, 3600, 666_000, 86400)] == ["250ms", "59s", "1h", "7d17h", "1d"]
 
 
 def test_no_room_at_all_is_no_measurement() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core.ops import FOREVER
-from semel.core.policy import Policy, Wait, seconds
+from semel.core.policy import Policy, Wait, duration, seconds
 from semel.core.states import Takeover
 from semel.errors import ConfigurationError, PolicyError
 
@@ -50,6 +50,26 @@ def test_what_is_no_duration_is_refused_with_its_name(duration: Any) -> None:
     assert len(str(refused.value)) < 300
     assert isinstance(refused.value, ValueError)
     assert isinstance(refused.value, ConfigurationError)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *((-1, "0s"), (0, "0s"), (1e-9, "0s"), (2e-5, "20µs"), (0.00099999, "1ms"), (0.0042, "4.2ms"), (0.25, "250ms")),
+        *((0.9999, "1s"), (3.14159, "3.14s"), (9.999, "10s"), (59, "59s"), (61, "1m1s"), (150, "2m30s"), (3600, "1h")),
+        *((86400, "1d"), (86460, "1d1m"), (273_900, "3d4h"), (666_000, "7d17h"), (10**9, "11574d1h")),
+        (FOREVER, "1002y"),
+    ],
+)
+def test_durations_for_people_are_short(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@given(st.floats(min_value=0.001, max_value=3e9))
+def test_a_duration_for_people_is_also_one_for_settings(number: float) -> None:
+    text = duration(number)
+    assert seconds(text) == pytest.approx(number, rel=0.05)
+    assert duration(seconds(text)) == text
 
 
 @given(st.text(alphabet="0123456789.smhdw ", max_size=30))

@@ -18,7 +18,7 @@ from semel import AsyncSemel, Codec, KeyRing, Policy, Wait
 from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Op
 from semel.errors import StoreUnavailable
-from semel.http.contract.exchange import RESPONSES
+from semel.http.contract.responses import RESPONSES
 from semel.http.contract.rules import Idempotent, idempotent
 
 RULES: dict[str, dict[str, Any]] = {

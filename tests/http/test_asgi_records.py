@@ -22,7 +22,7 @@ from semel.core.ops import Complete, Op
 from semel.engine.drive.aio_driver import AsyncLeasedAttempt
 from semel.errors import LeaseLost, RecordTooLarge
 from semel.http.asgi import ASGIMiddleware
-from semel.http.contract.exchange import RESPONSES
+from semel.http.contract.responses import RESPONSES
 from semel.http.fastapi import idempotent
 from semel.observe import events
 from tests.engine.driving import renew_early

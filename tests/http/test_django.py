@@ -23,7 +23,7 @@ from semel import AsyncOperation, MemoryStore, Operation, Policy, Semel
 from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Complete
 from semel.errors import ConfigurationError, PolicyError, StoreUnavailable
-from semel.http.contract.exchange import RESPONSES
+from semel.http.contract.responses import RESPONSES
 from semel.http.django import check_match, conditional, etag, idempotent, natural
 from semel.observe.events import Completed, Event
 from tests.http.django_project import MIDDLEWARE, Project

@@ -104,7 +104,9 @@ as_user(boss).post(other, {{"way": "resolve", "token": token, "result": '{{"paid
 found["released"] = plain.lookup("pay", "k0") is None
 found["resolved"] = plain.run("pay", key="k1", call=int)
 done = f"{{where}}{{ids(State.DONE)['k2']}}/change/"
-found["done_form"] = "Settle it" in as_user(boss).get(done).content.decode()
+shown = as_user(boss).get(done).content.decode()
+found["done_form"] = "Settle it" in shown
+found["expires"] = shown.partition("<th>Expires in</th><td>")[2].partition("<")[0]
 found["gone"] = as_user(boss).get(one).status_code
 found["no_id"] = as_user(boss).get(where + "zz/change/").status_code
 found["log"] = [entry.change_message for entry in LogEntry.objects.order_by("id")]
@@ -129,6 +131,7 @@ def test_records_are_seen_and_settled_in_the_admin(guard: str, tmp_path: Path) -
     assert [line.partition(" at ")[0] for line in audit] == ["release by boss", "resolve by boss"]
     assert all(' via="admin" id="' in line and line.endswith('operation="pay" changed=true') for line in audit)
     assert not any("k0" in line or "k1" in line for line in audit)
+    assert found.pop("expires") in ("1d", "23h59m")
     assert found == {
         "unknown": ["k0", "k1"],
         "nobody": 403,

@@ -26,7 +26,7 @@ from semel.http import django as for_django
 from semel.http import fastapi as for_fastapi
 from semel.http import flask as for_flask
 from semel.http import litestar as for_litestar
-from semel.http.contract.exchange import RESPONSES
+from semel.http.contract.responses import RESPONSES
 from tests.http.asking import whose
 
 RAN = b'"ran"'

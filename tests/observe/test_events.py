@@ -1,6 +1,9 @@
 """Events: each one in the table is emitted by some scenario, with the right fields; and a sink can do no harm."""
 
+import copy
 import dataclasses
+import inspect
+import pickle
 import re
 import typing
 from collections.abc import Callable, Iterator
@@ -373,6 +376,28 @@ def test_events_are_frozen_documented_and_named_after_their_class() -> None:
     made = events.Waited("op", "t", "k", 1.0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.seconds = 2.0  # type: ignore[misc]
+
+
+def test_events_are_compared_copied_and_shown_by_their_fields() -> None:
+    for cls in EVENTS:
+        values = {each.name: each.name for each in dataclasses.fields(cls) if each.default is dataclasses.MISSING}
+        made: Any = cls(**values, route="r", id=b"1")  # type: ignore[arg-type]
+        shown = ", ".join(f"{each.name}={getattr(made, each.name)!r}" for each in dataclasses.fields(cls))
+        assert repr(made) == f"{cls.__name__}({shown})"
+        assert dataclasses.asdict(made) == vars(made)
+        assert vars(made).items() >= {**values, "route": "r", "id": b"1"}.items()
+        same = dataclasses.replace(made, route="another", id=b"2")
+        assert (same, hash(same)) == (made, hash(made)), "the route and the id are not compared"
+        assert dataclasses.replace(made, key="another") != made
+        assert [vars(copy.copy(made)), vars(pickle.loads(pickle.dumps(made)))] == [vars(made)] * 2
+        names = inspect.signature(cls).parameters
+        assert names.keys() == vars(made).keys()
+        assert list(names)[:3] == ["operation", "tenant", "key"]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            del made.key
+        with pytest.raises(TypeError, match="missing"):
+            cls("op", "t")  # type: ignore[call-arg]
+    assert events.Waited("op", "t", "k", 1.0) != events.TurnedAway("op", "t", "k", 1.0)
 
 
 def test_with_no_hook_no_event_is_made(quick_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

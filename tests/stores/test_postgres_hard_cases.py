@@ -13,10 +13,9 @@ import psycopg
 import pytest
 
 from semel import AsyncPostgresStore, AsyncSemel, PostgresStore
-from semel.core.ops import Claim, Claimed, Complete, Lookup, Resolve, SaveStep, Sweep
+from semel.core.ops import Claim, Claimed, Complete, Lookup, Resolve, SaveStep, Sweep, WatchRecord
 from semel.core.states import Takeover
 from semel.errors import SemelError, StoreError, StoreUnavailable, StoreUncertain
-from semel.sql.dialects.postgres import WatchRecord
 from semel.stores.postgres import migrate
 
 

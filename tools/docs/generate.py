@@ -591,7 +591,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.http.describe", "OpenAPI documents.", ()),
     ("semel.http.contract.rules", "Defaults of `released=` and `replay_headers=`, to extend.",
      ("RELEASED", "REPLAY_HEADERS")),
-    ("semel.http.contract.exchange", "The error responses, for other adapters.", ("problem",)),
+    ("semel.http.contract.responses", "The error responses, for other adapters.", ("problem",)),
     ("semel.client", "[Clients that keep their keys](../how-to/use-the-client.md).", ()),
     ("semel.client.httpx", "The client for httpx.", ()),
     ("semel.client.requests", "The client for requests.", ()),

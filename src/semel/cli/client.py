@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from semel.cli.commands import FAILED, INTERRUPTED, OK, Command, as_json, say, stop_on_signals
+from semel.core.policy import duration
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def list_entries(args: argparse.Namespace) -> int:
         return OK
     for entry in entries:
         age = time.time() - entry.created
-        say(f"{entry.state:9}  {age:8.0f} s  {entry.size:8} bytes  {entry.key}  {entry.method} {entry.url}")
+        say(f"{entry.state:9}  {duration(age):>8}  {entry.size:8} bytes  {entry.key}  {entry.method} {entry.url}")
     print(f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}")
     return OK
 

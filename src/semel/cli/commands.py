@@ -24,6 +24,7 @@ from difflib import get_close_matches
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
+from semel.core.policy import duration
 from semel.engine.audit_log import log_act
 from semel.errors import ConfigurationError, NotMigrated, NotResolvable, RequestError, SemelError, StoreError
 
@@ -119,20 +120,6 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def span(seconds: float) -> str:
-    """A duration in its two largest units: 3d4h, 5m10s, 0.2s."""
-    if seconds < 10:
-        return f"{max(seconds, 0.0):.1f}s"
-    left = int(seconds)
-    units = (("y", 31_557_600), ("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
-    parts = []
-    for name, size in units:
-        if left >= size:
-            parts.append(f"{left // size}{name}")
-            left %= size
-    return "".join(parts[:2])
-
-
 def confirmed(question: str, args: argparse.Namespace, *, needs_yes: bool = False) -> bool:
     """Ask a person whether to go on. ``--yes`` answers in advance, and a script, which has no terminal, goes on.
 
@@ -209,7 +196,7 @@ def ticking(text: str) -> Iterator[None]:
 
     def tick() -> None:
         while not ended.wait(0.5):
-            progress.show(f"{text} … {time.monotonic() - began:.0f} s")
+            progress.show(f"{text} … {duration(round(time.monotonic() - began))}")
 
     thread = threading.Thread(target=tick, name="semel-ticking", daemon=True)
     if sys.stderr.isatty():

@@ -24,12 +24,12 @@ from semel.cli.commands import (
     positive,
     printable,
     say,
-    span,
     stop_on_signals,
     who_is_here,
     write_audit,
 )
 from semel.core.ops import Record
+from semel.core.policy import duration, seconds
 from semel.core.states import State
 from semel.demo.screen import has_colour
 from semel.engine.audit_log import log_act
@@ -55,8 +55,6 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
 
 
 def _filters(args: argparse.Namespace) -> dict[str, Any]:
-    from semel.core.policy import seconds
-
     return {"operation": args.operation, "tenant": args.tenant, "older": seconds(args.older, "--older")}
 
 
@@ -160,9 +158,9 @@ def _cells(record: Record) -> tuple[str, ...]:
     return (
         record.state.name.lower(),
         *(printable(text).replace("\n", "\\n") for text in (record.operation, key, record.tenant or "-")),
-        span(record.age),
+        duration(record.age),
         str(record.attempt),
-        span(record.expires_in) if record.expires_in > 0 else "-",
+        duration(record.expires_in) if record.expires_in > 0 else "-",
     )
 
 
@@ -216,11 +214,11 @@ def _print_stats(found: dict[str, Any]) -> None:
     room = "" if found["bytes"] is None else f", {found['bytes'] / 1e6:,.1f} MB"
     print(f"{about}{found['records']:,} records{room}")
     lag = found["sweep_lag"]
-    print(f"expired records wait for a sweep since {span(lag)}" if lag else "no expired record waits for a sweep")
+    print(f"expired records wait for a sweep since {duration(lag)}" if lag else "no expired record waits for a sweep")
     part = "all of them" if found["complete"] else "the newest, where the store has an order"
     print(f"\nof {found['looked_at']:,} records that were looked at ({part}):")
     for state, count in found["states"].items():
-        print(f"  {state:<10} {count:>9,}   oldest {span(found['oldest'][state])}")
+        print(f"  {state:<10} {count:>9,}   oldest {duration(found['oldest'][state])}")
     print()
     width = max([9, *(len(printable(name)) for name in list(found["operations"])[:20])])
     for name, counted in list(found["operations"].items())[:20]:

@@ -382,7 +382,7 @@ def _environment() -> Environment:
         count=words.count,
         rate=words.rate,
         percent=words.percent,
-        span=words.unbroken_span,
+        duration=words.duration_or_dash,
         size=size,
         json=words.as_json,
     )

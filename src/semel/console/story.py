@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from semel.console.words import clock, instant, span
+from semel.console.words import clock, instant
 from semel.core.ops import Record
+from semel.core.policy import duration
 from semel.core.states import State
 from semel.trail import Moment
 
@@ -82,7 +83,7 @@ class _Details(dict[str, Any]):
 def tell(kind: str, attempt: int, details: dict[str, Any]) -> tuple[str, str]:
     """Return what a moment says, and its tone."""
     line = LINES.get(kind) or StoryLine(kind.replace("_", " ").capitalize(), "plain")
-    shown = {name: span(value) if name in _TIMES and isinstance(value, float) else value
+    shown = {name: duration(value) if name in _TIMES and isinstance(value, float) else value
              for name, value in details.items()}  # fmt: skip
     if "attempts" in shown:
         shown["times"] = "once" if shown["attempts"] == 1 else f"{shown['attempts']} times"

@@ -20,11 +20,11 @@ from semel.console.ways import Way, reason, ways_out
 from semel.console.words import clock, instant, mask, whole_number
 from semel.core.messaging.messages import Letter, LetterFilter, OutboxState
 from semel.core.ops import Listing, Record, Size
-from semel.core.policy import seconds
+from semel.core.policy import duration, seconds
 from semel.core.states import State
 from semel.engine.outcomes import describe_outcome
 from semel.errors import PolicyError, SemelError, StoreError
-from semel.stores.sizing import Needs, bytes_in, duration, recommended, size
+from semel.stores.sizing import Needs, bytes_in, recommended, size
 from semel.trail import Moment
 
 View = dict[str, Any]

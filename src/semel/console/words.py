@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Final
+from typing import Any
 
-_UNITS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+from semel.core.policy import duration
 
 
 def count(number: float | None) -> str:
@@ -40,24 +40,9 @@ def percent(share: float | None) -> str:
     return f"{share:.0%}" if share in (0.0, 1.0) else f"{share:.1%}"
 
 
-def span(seconds: float | None) -> str:
-    """A duration: ``850 µs``, ``4.2 ms``, ``3.1 s``, ``12 min``, ``5 h``, ``12 d``."""
-    if seconds is None:
-        return "–"
-    seconds = max(0.0, seconds)
-    for size, unit in _UNITS:
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    if seconds >= 0.001:
-        return f"{seconds * 1000:.3g} ms"
-    return "0 s" if seconds == 0 else f"{seconds * 1e6:.0f} µs"
-
-
-def unbroken_span(seconds: float | None) -> str:
-    """A duration that is not broken before its unit at the end of a line."""
-    return span(seconds).replace(" ", "\xa0")
+def duration_or_dash(seconds: float | None) -> str:
+    """``3d4h``, or ``–`` if it is unknown."""
+    return "–" if seconds is None else duration(seconds)
 
 
 def clock(at: float) -> str:

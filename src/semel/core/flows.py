@@ -30,6 +30,7 @@ from semel.core.call import (
 from semel.core.encoding.snapshot import NotSerializable
 from semel.core.endings import end_uncompleted, fail, lose, release, send_again
 from semel.core.ops import INPUT, Claim, Claimed, Existing, Record, SaveStep
+from semel.core.policy import duration
 from semel.core.quota import admit
 from semel.core.semantics import same_request
 from semel.core.states import DONE, State
@@ -248,7 +249,7 @@ def check_same_request(call: Call, record: Record) -> None:
 
 def key_expired(call: Call, record: Record) -> KeyExpired:
     call.tell(events.Expired, record.age)
-    return KeyExpired(f"{call}: this key was used {record.age:.0f} s ago and its answer has expired; use a new key")
+    return KeyExpired(f"{call}: this key was used {duration(record.age)} ago and its answer has expired; use a new key")
 
 
 def in_progress(call: Call, record: Record) -> InProgress:

@@ -179,6 +179,15 @@ class Lookup(Op["Record | None"]):
 
 
 @value
+class WatchRecord(Op["float | None"]):
+    """Ask for a message when the attempt that is running ends. The answer is the seconds left of its lease, or None if
+    none is running. ``wait`` of a store sends it, if the store's server sends such messages.
+    """
+
+    id: bytes
+
+
+@value
 class Resolve(Op[State]):
     """Settle an unknown or abandoned record: it is done with this snapshot, or it never happened (None).
 

@@ -38,6 +38,8 @@ Remember: TypeAlias = Literal["all"] | type[BaseException] | tuple[type[BaseExce
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _TEXT: Final = re.compile(r"(?:\d{1,12}(?:\.\d{1,6})?(?:ms|s|m|h|d|w))+")
+_WRITTEN: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+_CENTURY: Final = 36525 * 86400
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 
 
@@ -72,6 +74,28 @@ def positive_seconds(duration: Duration, name: str) -> float:
     if result <= 0:
         raise PolicyError(f"{name} must be longer than 0 s")
     return result
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for people, in its two largest units: ``850µs``, ``4.2ms``, ``3.14s``, ``5m10s``, ``3d4h``.
+
+    It is written as in settings. They know no years, so these begin at a hundred: such a record does not expire.
+    """
+    if seconds < 5e-7:
+        return "0s"
+    if seconds < 10:
+        rounded = float(f"{seconds:.3g}")  # before the unit is chosen: 0.9999 is 1s
+        if rounded >= 1:
+            return f"{rounded:g}s"
+        return f"{rounded * 1e3:.3g}ms" if rounded >= 0.001 else f"{rounded * 1e6:.0f}µs"
+    if seconds >= _CENTURY:
+        return f"{seconds / _CENTURY * 100:.0f}y"
+    parts, left = [], round(seconds)
+    for unit, size in _WRITTEN:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2])
 
 
 def at_least_one(number: int, name: str) -> int:

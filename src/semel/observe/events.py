@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from types import MethodType
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, TypeAlias, dataclass_transform
 
 from semel.errors import ConfigurationError
 
@@ -22,8 +22,74 @@ ERROR: Final = 40
 Source: TypeAlias = Literal["engine", "step", "http", "client", "outbox", "relay", "inbox", "store"]
 
 
-@dataclass(frozen=True)
-class Event:
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class _FrozenDataclass:
+    """Makes its subclasses frozen dataclasses.
+
+    ``dataclass(frozen=True)`` compiles six methods for each class, and a process uses few of the events. So all of them
+    share these methods, and a constructor is compiled when it is first used.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(init=False, repr=False, eq=False)(cls)
+        if "__init__" not in cls.__dict__:
+            cls.__init__ = _ConstructorToBe(cls)  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return _compared(self) == _compared(other) if other.__class__ is self.__class__ else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(_compared(self))
+
+    def __repr__(self) -> str:
+        values = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self))
+        return f"{type(self).__qualname__}({', '.join(values)})"
+
+    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+        def __setattr__(self, name: str, value: object) -> NoReturn:
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+        def __delattr__(self, name: str) -> NoReturn:
+            raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+_set_fields: Final = _FrozenDataclass.__dict__["__dict__"].__set__
+"""Sets all fields at once. The constructor of a frozen dataclass sets one after the other, and takes twice as long."""
+
+
+def _compared(instance: Any) -> tuple[Any, ...]:
+    """Return the values by which an instance is told from others of its class."""
+    return tuple(getattr(instance, each.name) for each in fields(instance) if each.compare)
+
+
+class _ConstructorToBe:
+    """Stands in a class for ``__init__``. The first access replaces it by the constructor."""
+
+    __slots__ = ("_cls",)
+
+    def __init__(self, cls: Any) -> None:
+        self._cls = cls
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        cls = self._cls
+        defaults = {each.name: each.default for each in fields(cls) if each.default is not MISSING}
+        texts = {name: f"{name}=defaults[{name!r}]" for name in defaults}
+        positional = [texts.get(each.name, each.name) for each in fields(cls) if not each.kw_only]
+        keywords = [texts.get(each.name, each.name) for each in fields(cls) if each.kw_only]
+        values = ", ".join(f"{each.name!r}: {each.name}" for each in fields(cls))
+        names: dict[str, Any] = {"defaults": defaults, "set_fields": _set_fields}
+        exec(f"def __init__(self, {', '.join([*positional, '*', *keywords])}): set_fields(self, {{{values}}})", names)
+        method = names["__init__"]
+        method.__qualname__ = f"{cls.__qualname__}.__init__"
+        method.__annotations__ = {each.name: each.type for each in fields(cls)} | {"return": None}
+        cls.__init__ = method
+        return method.__get__(instance, owner)
+
+
+class Event(_FrozenDataclass):
     """The base of all events. ``level`` is a level of the standard library's logging."""
 
     name: ClassVar[str] = ""
@@ -42,18 +108,13 @@ class Event:
     """The record's 16-byte identity, a hash of tenant, operation and key; empty if the event is about no record."""
 
     def __init_subclass__(cls, source: Source = "engine", level: int | None = None) -> None:
+        super().__init_subclass__()
         cls.name = re.sub("(?<=.)([A-Z])", r"_\1", cls.__name__.removesuffix("Event")).lower()
         cls.source = source
         if level is not None:
             cls.level = level
 
 
-_set_fields: Final = Event.__dict__["__dict__"].__set__
-"""Sets all fields of an event at once. The constructor of a frozen dataclass sets one after the other, and takes twice
-as long, so the events of nearly every call have one of their own."""
-
-
-@dataclass(frozen=True, init=False)
 class Started(Event):
     """The claim was won and the handler is about to run."""
 
@@ -76,7 +137,6 @@ class Started(Event):
         })  # fmt: skip
 
 
-@dataclass(frozen=True)
 class TakenOver(Event, level=WARNING):
     """An abandoned attempt was taken over. The handler or the recover hook is about to run."""
 
@@ -84,7 +144,6 @@ class TakenOver(Event, level=WARNING):
     token: int
 
 
-@dataclass(frozen=True, init=False)
 class Completed(Event):
     """The handler returned and its result is stored."""
 
@@ -107,7 +166,6 @@ class Completed(Event):
         })  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Prepared(Event):
     """The handler returned and its result is written in the caller's transaction. It is stored when that commits."""
 
@@ -118,7 +176,6 @@ class Prepared(Event):
     """From the claim to the written result."""
 
 
-@dataclass(frozen=True)
 class Conflicted(Event, level=INFO):
     """A transaction conflicted with another one and was rolled back. It is run again, unless its tries are used up or
     the guarantee forbids it."""
@@ -128,7 +185,6 @@ class Conflicted(Event, level=INFO):
     error: str
 
 
-@dataclass(frozen=True)
 class FailureRemembered(Event):
     """The handler raised an exception that the policy remembers, and it is stored."""
 
@@ -138,14 +194,12 @@ class FailureRemembered(Event):
     """From the claim to the stored exception."""
 
 
-@dataclass(frozen=True)
 class RecoveredEvent(Event, level=INFO):
     """The recover hook found out what an abandoned attempt did."""
 
     attempt: int
 
 
-@dataclass(frozen=True)
 class Released(Event, level=INFO):
     """The handler raised. The key is free again; an operation with finished steps resumes after them."""
 
@@ -156,7 +210,6 @@ class Released(Event, level=INFO):
     """From the claim to the release."""
 
 
-@dataclass(frozen=True, init=False)
 class Replayed(Event, level=INFO):
     """A duplicate was answered with the stored outcome."""
 
@@ -178,33 +231,28 @@ class Replayed(Event, level=INFO):
         })  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Waited(Event):
     """A duplicate waited for the first call."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
 class TurnedAway(Event, level=INFO):
     """A duplicate was refused because the first call still runs."""
 
     retry_after: float
 
 
-@dataclass(frozen=True)
 class Mismatched(Event, level=WARNING):
     """A request was refused because its key belongs to a different request."""
 
 
-@dataclass(frozen=True)
 class WentUnknown(Event, level=ERROR):
     """A call found an operation whose outcome is unknown."""
 
     attempt: int
 
 
-@dataclass(frozen=True)
 class LeaseLostEvent(Event, level=ERROR):
     """An attempt lost its lease to another owner, and its outcome was refused."""
 
@@ -212,35 +260,30 @@ class LeaseLostEvent(Event, level=ERROR):
     token: int
 
 
-@dataclass(frozen=True)
 class Renewed(Event):
     """The lease of a running handler was renewed."""
 
     attempt: int
 
 
-@dataclass(frozen=True)
 class RenewalFailed(Event, level=WARNING):
     """A lease could not be renewed. The renewal is retried before the lease ends."""
 
     error: str
 
 
-@dataclass(frozen=True)
 class StepSaved(Event, source="step"):
     """A step or a captured value was stored."""
 
     step: str
 
 
-@dataclass(frozen=True)
 class StepReplayed(Event, source="step"):
     """A step was not run again, because an earlier attempt has done it: its stored result was used."""
 
     step: str
 
 
-@dataclass(frozen=True)
 class UndoFailed(Event, source="step", level=ERROR):
     """A step of a failed operation could not be undone at this try."""
 
@@ -248,14 +291,12 @@ class UndoFailed(Event, source="step", level=ERROR):
     error: str
 
 
-@dataclass(frozen=True)
 class ResultDropped(Event, level=ERROR):
     """The operation is remembered as done, but its result could not be stored."""
 
     reason: str
 
 
-@dataclass(frozen=True)
 class Unstored(Event, level=ERROR):
     """The handler ended, but its outcome could not be stored. Semel goes on trying in the background."""
 
@@ -263,7 +304,6 @@ class Unstored(Event, level=ERROR):
     error: str
 
 
-@dataclass(frozen=True)
 class StoreFailed(Event, level=ERROR):
     """The store failed at this Op. The policy decides what happens next."""
 
@@ -271,32 +311,26 @@ class StoreFailed(Event, level=ERROR):
     error: str
 
 
-@dataclass(frozen=True)
 class Unprotected(Event, level=ERROR):
     """The store was down and the policy is ``on_store_error="open"``: the handler runs without a record."""
 
 
-@dataclass(frozen=True)
 class Unkeyed(Event, source="http", level=INFO):
     """A request was sent without its optional key: the handler runs without a record."""
 
 
-@dataclass(frozen=True)
 class KeyMissingEvent(Event, source="http", level=INFO):
     """An HTTP request was refused because it has no key. ``key`` is empty."""
 
 
-@dataclass(frozen=True)
 class KeyInvalidEvent(Event, source="http", level=INFO):
     """An HTTP request was refused because its key is malformed. ``key`` is empty."""
 
 
-@dataclass(frozen=True)
 class BodyTooLargeEvent(Event, source="http", level=INFO):
     """An HTTP request was refused because its body is longer than ``max_request_body``."""
 
 
-@dataclass(frozen=True)
 class PreconditionRefused(Event, source="http", level=INFO):
     """An HTTP request was refused because of its If-Match or If-None-Match."""
 
@@ -304,7 +338,6 @@ class PreconditionRefused(Event, source="http", level=INFO):
     """412 if the resource has changed, 428 if the header is missing, 400 if it is malformed."""
 
 
-@dataclass(frozen=True)
 class BodyOmitted(Event, source="http", level=WARNING):
     """An HTTP answer is longer than ``max_stored_body``, or is a file that the server sends, so it is stored without
     its body. The client gets all of it, and a replay only its status and headers."""
@@ -313,7 +346,6 @@ class BodyOmitted(Event, source="http", level=WARNING):
     """The ``max_stored_body`` of the route, in bytes."""
 
 
-@dataclass(frozen=True)
 class Expired(Event, level=WARNING):
     """A request was refused because the answer of its key has expired."""
 
@@ -321,7 +353,6 @@ class Expired(Event, level=WARNING):
     """Seconds since the first attempt."""
 
 
-@dataclass(frozen=True)
 class OverQuota(Event, level=WARNING):
     """A new key was refused because its tenant holds as many live keys as its quota allows."""
 
@@ -329,14 +360,12 @@ class OverQuota(Event, level=WARNING):
     """How many live keys the tenant holds, counted up to the quota."""
 
 
-@dataclass(frozen=True)
 class Resolved(Event, level=INFO):
     """An operation in doubt was settled by ``resolve()`` or ``release()``."""
 
     happened: bool
 
 
-@dataclass(frozen=True)
 class OutcomeReleased(Event, level=WARNING):
     """The stored outcome of a finished operation was dropped by ``release(stored=…)``: the next call runs it again."""
 
@@ -346,7 +375,6 @@ class OutcomeReleased(Event, level=WARNING):
     """The token of the record that was dropped."""
 
 
-@dataclass(frozen=True)
 class SweptEvent(Event):
     """A sweep removed expired records. ``operation``, ``tenant`` and ``key`` are empty."""
 
@@ -354,7 +382,6 @@ class SweptEvent(Event):
     unknown: int
 
 
-@dataclass(frozen=True)
 class CacheLost(Event, source="store", level=WARNING):
     """The cache of a tiered store does not answer, so the primary is used instead. ``operation``, ``tenant`` and
     ``key`` are empty. Passed to the store's own hook.
@@ -363,12 +390,10 @@ class CacheLost(Event, source="store", level=WARNING):
     error: str
 
 
-@dataclass(frozen=True)
 class CacheBack(Event, source="store", level=INFO):
     """The cache of a tiered store answers again. ``operation``, ``tenant`` and ``key`` are empty."""
 
 
-@dataclass(frozen=True)
 class RecoveryFailed(Event, level=WARNING):
     """A resumer could not resume an abandoned operation. It tries again later."""
 
@@ -376,14 +401,12 @@ class RecoveryFailed(Event, level=WARNING):
     error: str
 
 
-@dataclass(frozen=True)
 class RecoveryGivenUp(Event, level=ERROR):
     """An abandoned operation has used up its tries, so resumers ignore it. Each resumer reports it once."""
 
     attempt: int
 
 
-@dataclass(frozen=True)
 class Emitted(Event, source="outbox"):
     """A message was added to the outbox. It is sent if the transaction commits. ``operation``, ``tenant`` and ``key``
     are those of the operation that added it; without one, the type and the id of the message."""
@@ -395,7 +418,6 @@ class Emitted(Event, source="outbox"):
     type: str
 
 
-@dataclass(frozen=True)
 class Published(Event, source="relay"):
     """A relay has sent a batch of messages, and they are gone from the outbox. ``operation``, ``tenant`` and ``key``
     are empty."""
@@ -403,7 +425,6 @@ class Published(Event, source="relay"):
     count: int
 
 
-@dataclass(frozen=True)
 class PublishFailed(Event, source="relay", level=WARNING):
     """A message could not be sent, and is tried again later. ``operation`` is its type, and ``key`` its id."""
 
@@ -413,7 +434,6 @@ class PublishFailed(Event, source="relay", level=WARNING):
     """How many attempts have begun."""
 
 
-@dataclass(frozen=True)
 class PublishGivenUp(Event, source="relay", level=ERROR):
     """A message could not be sent, and is in the dead letters now. ``operation`` is its type, and ``key`` its id."""
 
@@ -422,7 +442,6 @@ class PublishGivenUp(Event, source="relay", level=ERROR):
     starts: int
 
 
-@dataclass(frozen=True)
 class StreamBlocked(Event, source="relay", level=ERROR):
     """A message cannot be sent, and the later ones of its stream wait for it. The relay goes on trying. Each relay
     reports it once."""
@@ -432,7 +451,6 @@ class StreamBlocked(Event, source="relay", level=ERROR):
     starts: int
 
 
-@dataclass(frozen=True)
 class BrokerLost(Event, source="relay", level=ERROR):
     """The broker cannot be reached, or only this destination, if one is named. The relay waits, and counts no attempt.
     ``operation``, ``tenant`` and ``key`` are empty."""
@@ -441,7 +459,6 @@ class BrokerLost(Event, source="relay", level=ERROR):
     destination: str = ""
 
 
-@dataclass(frozen=True)
 class BrokerBack(Event, source="relay", level=INFO):
     """The broker takes messages again, or only this destination, if one is named. ``operation``, ``tenant`` and ``key``
     are empty."""
@@ -449,7 +466,6 @@ class BrokerBack(Event, source="relay", level=INFO):
     destination: str = ""
 
 
-@dataclass(frozen=True)
 class RelayLate(Event, source="relay", level=WARNING):
     """A relay was slower than its lease, so another one may have taken its lanes. What it has sent is sent again.
     ``operation``, ``tenant`` and ``key`` are empty."""
@@ -458,7 +474,6 @@ class RelayLate(Event, source="relay", level=WARNING):
     """How many messages it had sent."""
 
 
-@dataclass(frozen=True)
 class SlotLag(Event, source="relay", level=WARNING):
     """The database keeps much of its own log for the outbox, because the relay is behind or a transaction is open for
     long. In the end its disk is full. ``operation``, ``tenant`` and ``key`` are empty."""
@@ -467,7 +482,6 @@ class SlotLag(Event, source="relay", level=WARNING):
     """How many bytes it keeps."""
 
 
-@dataclass(frozen=True)
 class AppliedEvent(Event, source="inbox"):
     """A consumer has applied a message. ``operation`` is its type, or the consumer if ``inbox.process`` applied it, and
     ``key`` its id."""
@@ -481,7 +495,6 @@ class AppliedEvent(Event, source="inbox"):
     """The key of the operation that sent it, likewise."""
 
 
-@dataclass(frozen=True)
 class Skipped(Event, source="inbox", level=INFO):
     """A message was delivered again, and was not applied again. ``operation`` is its type, and ``key`` its id."""
 
@@ -491,7 +504,6 @@ class Skipped(Event, source="inbox", level=INFO):
     parent: str = ""
 
 
-@dataclass(frozen=True)
 class ApplyFailed(Event, source="inbox", level=WARNING):
     """The handler of a message failed, and the message is delivered again later. ``operation`` is its type, and ``key``
     its id."""
@@ -502,7 +514,6 @@ class ApplyFailed(Event, source="inbox", level=WARNING):
     """How many attempts have begun."""
 
 
-@dataclass(frozen=True)
 class ApplyGivenUp(Event, source="inbox", level=ERROR):
     """A message could not be applied, and is in the dead letters now. ``operation`` is its type, and ``key`` its id."""
 
@@ -511,7 +522,6 @@ class ApplyGivenUp(Event, source="inbox", level=ERROR):
     starts: int
 
 
-@dataclass(frozen=True)
 class StreamGap(Event, source="inbox", level=WARNING):
     """A message was applied although messages of its stream that come before it were not. ``operation`` is its type,
     and ``key`` its id."""
@@ -521,7 +531,6 @@ class StreamGap(Event, source="inbox", level=WARNING):
     """How many messages."""
 
 
-@dataclass(frozen=True)
 class ConsumerInterrupted(Event, source="inbox", level=ERROR):
     """A consumer cannot reach its broker or its database. It tries again, and counts no attempt. ``operation``,
     ``tenant`` and ``key`` are empty."""
@@ -529,7 +538,6 @@ class ConsumerInterrupted(Event, source="inbox", level=ERROR):
     error: str
 
 
-@dataclass(frozen=True)
 class CallRetried(Event, source="client", level=INFO):
     """A client sends its request again. ``operation`` is the method and the URL without its query, and ``route`` the
     method and the server."""
@@ -541,7 +549,6 @@ class CallRetried(Event, source="client", level=INFO):
     """Seconds until it is sent again."""
 
 
-@dataclass(frozen=True)
 class CallResumed(Event, source="client", level=INFO):
     """A client sends a request again that an earlier call has left in the journal. ``operation`` and ``route`` as in
     ``CallRetried``."""
@@ -550,7 +557,6 @@ class CallResumed(Event, source="client", level=INFO):
     """Seconds since its key was first used."""
 
 
-@dataclass(frozen=True)
 class CallEnded(Event, source="client"):
     """A client knows the outcome of its call. ``operation`` and ``route`` as in ``CallRetried``."""
 
@@ -562,7 +568,6 @@ class CallEnded(Event, source="client"):
     seconds: float
 
 
-@dataclass(frozen=True)
 class CallUnknown(Event, source="client", level=ERROR):
     """A client has given up, and its request may have been executed. ``operation`` and ``route`` as in
     ``CallRetried``."""

@@ -53,16 +53,3 @@ def size(number: float) -> str:
         if number >= 1000**power:
             return f"{number / 1000**power:.3g} {unit}"
     return f"{number:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people, and for ``ttl=``."""
-    if seconds < 1:
-        return f"{round(seconds * 1000)}ms"
-    parts = []
-    left = round(seconds)
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        if left >= length:
-            parts.append(f"{left // length}{unit}")
-            left %= length
-    return "".join(parts)

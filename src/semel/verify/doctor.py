@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from semel.core.messaging.messages import InspectOutbox
 from semel.core.ops import ListRecords, Measure
+from semel.core.policy import duration
 from semel.core.states import State
 from semel.core.values import value
 from semel.engine.ports import Store
@@ -18,7 +19,7 @@ from semel.errors import NotMigrated, SchemaDrift, SemelError, StoreError
 from semel.http.contract.routes import undeclared
 from semel.http.contract.rules import SAFE_METHODS, Idempotent
 from semel.http.describe.design import Installation
-from semel.stores.sizing import Needs, duration
+from semel.stores.sizing import Needs
 from semel.stores.urls import check_store, has_outbox, open_any_store, store_risks, tiers
 from semel.verify.findings import ERROR, WARNING, Finding
 

@@ -26,6 +26,7 @@ from semel.cli.commands import (
     stop_on_signals,
     write_audit,
 )
+from semel.core.policy import duration, seconds
 
 if TYPE_CHECKING:
     from semel.core.messaging.messages import Letter, LetterFilter
@@ -84,7 +85,6 @@ def _open(url: str) -> Iterator[DeadLetters]:
 
 def _filter(args: argparse.Namespace) -> LetterFilter:
     from semel.core.messaging.messages import LetterFilter
-    from semel.core.policy import seconds
 
     return LetterFilter(
         origin=args.origin,
@@ -123,11 +123,11 @@ def list_letters(args: argparse.Namespace) -> int:
 
 def _print_line(letter: Letter, data: bool) -> None:
     message = letter.message
-    age = max(0.0, time.time() - letter.died)
+    age = time.time() - letter.died
     stream = f" {message.stream}#{message.sequence}" if message.stream else ""
     say(
         f"{message.id}  {_one_line(message.type)}{stream}  {message.destination or '-'}  given up by "
-        f"{letter.origin or 'the relay'} {age:.0f} s ago after {letter.starts} starts: {_one_line(letter.reason)}"
+        f"{letter.origin or 'the relay'} {duration(age)} ago after {letter.starts} starts: {_one_line(letter.reason)}"
     )
     if data:
         say(f"  {_one_line(_data(message.data))}")

@@ -26,10 +26,10 @@ from semel.cli.commands import (
     positive,
     print_table,
     say,
-    span,
     stop_on_signals,
     write_audit,
 )
+from semel.core.policy import duration
 from semel.errors import ConfigurationError, MissingDependency
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def _print_state(state: OutboxState) -> None:
         rows = [("destination", "messages", "failing", "oldest")]
         for each in state.destinations:
             rows.append(
-                (each.destination or "(the relay's)", f"{each.messages:,}", f"{each.failing:,}", span(each.oldest))
+                (each.destination or "(the relay's)", f"{each.messages:,}", f"{each.failing:,}", duration(each.oldest))
             )
         print_table(rows)
         if state.more:
@@ -270,7 +270,7 @@ def _print_state(state: OutboxState) -> None:
     else:
         print("the outbox is empty")
     for held in state.held:
-        until = "parked" if held.seconds is None else f"next try in {span(held.seconds)}"
+        until = "parked" if held.seconds is None else f"next try in {duration(held.seconds)}"
         say(f"stream {held.stream}: {held.messages:,} wait, {until}: {held.reason}")
     if state.mode != "queue":
         print(f"the mode of the outbox is {state.mode}")

@@ -9,8 +9,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.cli.commands import FAILED, OK, URLS, Command, add_store
+from semel.core.policy import duration, seconds
 from semel.errors import PolicyError
-from semel.stores.sizing import MARGIN, Needs, bytes_in, duration, recommended, size
+from semel.stores.sizing import MARGIN, Needs, bytes_in, recommended, size
 
 if TYPE_CHECKING:
     from semel.cli.sizing.samples import Measured
@@ -62,8 +63,6 @@ def needs_of(args: argparse.Namespace) -> Needs:
 
 def seconds_of(args: argparse.Namespace, name: str) -> float | None:
     """The time that an option has, as a number of seconds or with a unit; None if it was left out."""
-    from semel.core.policy import seconds
-
     text, option = getattr(args, name), f"--{name.replace('_', '-')}"
     if text is None:
         return None

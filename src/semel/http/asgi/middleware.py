@@ -51,7 +51,8 @@ from semel.http.contract.endpoint import (
     RunAgain,
     cut_off,
 )
-from semel.http.contract.exchange import ALLOW_ORIGIN, CLAIMED, SETTLED, Exchange, name_of_line
+from semel.http.contract.exchange import ALLOW_ORIGIN, CLAIMED, Exchange, name_of_line
+from semel.http.contract.responses import SETTLED
 from semel.http.contract.routes import Middleware, no_tenant
 from semel.http.contract.rules import IN_MEMORY, SAFE_METHODS, Rule
 

@@ -66,7 +66,8 @@ from semel.errors import (
     TransactionConflict,
 )
 from semel.http.contract.conditional import Preconditions, preconditions
-from semel.http.contract.exchange import ALLOW_ORIGIN, CLAIMED, FAILED, UNSTORED, Exchange
+from semel.http.contract.exchange import ALLOW_ORIGIN, CLAIMED, Exchange
+from semel.http.contract.responses import FAILED, UNSTORED
 from semel.http.contract.routes import Middleware
 from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
 from semel.observe import events

@@ -26,7 +26,8 @@ from semel.errors import (
     TransactionConflict,
 )
 from semel.http.contract.conditional import IF_MATCH, Preconditions, etag, preconditions
-from semel.http.contract.exchange import KEY_HEADER, Exchange, KeyHeader, problem
+from semel.http.contract.exchange import KEY_HEADER, Exchange, KeyHeader
+from semel.http.contract.responses import problem
 from semel.http.contract.rules import Conditional, Idempotent, Rule
 
 _KEYS: Final = {

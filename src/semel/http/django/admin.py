@@ -17,6 +17,7 @@ from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
 from semel.core.ops import Lookup, Record
+from semel.core.policy import duration
 from semel.core.states import State
 from semel.engine.audit_log import log_act
 from semel.errors import SemelError
@@ -142,6 +143,6 @@ def _row(record: Record) -> dict[str, Any]:
         "key": record.key,
         "attempt": record.attempt,
         "token": record.token,
-        "age": round(record.age),
-        "expires_in": round(record.expires_in),
+        "age": duration(record.age),
+        "expires_in": duration(record.expires_in),
     }

@@ -37,7 +37,8 @@ from semel.http.contract.endpoint import (
     Rerun,
     cut_off,
 )
-from semel.http.contract.exchange import SETTLED, Exchange
+from semel.http.contract.exchange import Exchange
+from semel.http.contract.responses import SETTLED
 from semel.http.contract.routes import Middleware, no_tenant
 from semel.http.contract.rules import SAFE_METHODS, Rule
 from semel.http.drive.sync import drive

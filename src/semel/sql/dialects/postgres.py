@@ -21,12 +21,12 @@ from semel.core.ops import (
     SaveStep,
     Sweep,
     Swept,
+    WatchRecord,
 )
 from semel.core.semantics import Row
 from semel.core.states import State, Takeover
 from semel.core.trail.moments import TRAIL_OPS
 from semel.core.transactional import Keep, Lock, Occupied
-from semel.core.values import value
 from semel.errors import StoreUnavailable
 from semel.sql.dialects.records import (
     RECORD_OPS,
@@ -188,15 +188,6 @@ def _sweep(op: Sweep) -> Program[Swept]:
     left = op.limit - removed
     unknown = (yield _Q["sweep_unknown"](count=left))[0][0] if left > 0 else 0
     return Swept(removed, unknown)
-
-
-@value
-class WatchRecord(Op["float | None"]):
-    """Ask for a notification when the record is no longer running. Returns the seconds left of its lease, or None if
-    it is not running.
-    """
-
-    id: bytes
 
 
 def _watches(ops: list[WatchRecord]) -> Program[list[Any]]:

@@ -14,9 +14,9 @@ import time
 from contextlib import AbstractAsyncContextManager
 
 from semel.core.messaging.messages import OUTBOX
+from semel.core.ops import WatchRecord
 from semel.core.policy import Duration
 from semel.sql import aio as sql
-from semel.sql.dialects.postgres import WatchRecord
 from semel.sql.migrations import POSTGRES, statement
 from semel.stores.batching.aio_connection import AsyncRetryingConnection, connected_async
 from semel.stores.batching.aio_store import AsyncSQLStore

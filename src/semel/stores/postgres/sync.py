@@ -7,9 +7,9 @@ import time
 from contextlib import AbstractContextManager
 
 from semel.core.messaging.messages import OUTBOX
+from semel.core.ops import WatchRecord
 from semel.core.policy import Duration
 from semel.sql import sync as sql
-from semel.sql.dialects.postgres import WatchRecord
 from semel.sql.migrations import POSTGRES, statement
 from semel.stores.batching.connection import RetryingConnection, connected
 from semel.stores.batching.store import SQLStore

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from semel.core.ops import Op
+from semel.core.ops import Op, WatchRecord
 from semel.core.policy import Duration
 from semel.engine.ports import STORE_CLOSED, execute_each_async
 from semel.errors import SemelError, StoreUnavailable
@@ -26,7 +26,7 @@ from semel.stores.redis.failures import (
     OpRetry,
     ServerUnreachable,
 )
-from semel.stores.redis.programs import WALKS, RedisPrograms, WatchAttempt
+from semel.stores.redis.programs import WALKS, RedisPrograms
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     RETRY_FOR,
@@ -144,7 +144,7 @@ class AsyncRedisStore:
         return await execute_each_async(self.execute, ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
-        await self._listener.wait(self._programs.key(id), seconds, lambda: self.execute(WatchAttempt(id)))
+        await self._listener.wait(self._programs.key(id), seconds, lambda: self.execute(WatchRecord(id)))
 
     async def risks(self) -> list[Risk]:
         """Return the ways in which the servers' settings can lose records: eviction, a restart, a failover."""

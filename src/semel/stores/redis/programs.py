@@ -33,13 +33,13 @@ from semel.core.ops import (
     Size,
     Sweep,
     Swept,
+    WatchRecord,
     make_claimed,
     make_existing,
 )
 from semel.core.semantics import is_filtered, is_listed, not_a_place, pack_place, unpack_place
 from semel.core.states import State
 from semel.core.trail.moments import TRAIL_OPS
-from semel.core.values import value
 from semel.errors import SemelError, StoreError, StoreUncertain
 from semel.stores.redis.commands import ASK_AGAIN, RedisCommand, ServerClock, make_command, scripts, template
 from semel.stores.redis.failures import NoMemory, NotMaster, unconfirmed, with_answer
@@ -85,13 +85,6 @@ WALKS: Final = frozenset({Sweep, ListRecords, Measure, *TRAIL_OPS})
 """The Ops that are not about one record."""
 
 
-@value
-class WatchAttempt(Op["float | None"]):
-    """Ask to be notified when an attempt ends. Returns the seconds of its lease, or None if no attempt is running."""
-
-    id: bytes
-
-
 class RedisPrograms:
     """The programs of one store, which know its prefix, its channel, and whether writes must be confirmed."""
 
@@ -116,7 +109,7 @@ class RedisPrograms:
             SaveStep: self._save_step,
             Lookup: self._lookup,
             Resolve: self._resolve,
-            WatchAttempt: self._watch,
+            WatchRecord: self._watch,
         }
         """For each kind of Op on one record, its program: a function of the Op, its key, and the clock of the server
         that holds the key."""
@@ -205,7 +198,7 @@ class RedisPrograms:
         changes = {State.UNKNOWN, State.ABANDONED, *[State.RUNNING] * op.force, *[State.DONE] * frees}
         return State((yield from self._write(resolve, changes)))
 
-    def _watch(self, op: WatchAttempt, key: bytes, clock: ServerClock) -> OpProgram:
+    def _watch(self, op: WatchRecord, key: bytes, clock: ServerClock) -> OpProgram:
         left = yield self._scripts["watch"].call(key)
         return None if left < 0 else left / 1000
 

@@ -23,7 +23,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep
+from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep, WatchRecord
 from semel.core.policy import Duration
 from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUncertain
@@ -40,7 +40,7 @@ from semel.stores.redis.failures import (
     ServerUnreachable,
     unconfirmed,
 )
-from semel.stores.redis.programs import WALKS, OpProgram, RedisPrograms, WatchAttempt
+from semel.stores.redis.programs import WALKS, OpProgram, RedisPrograms
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     CONNECTIONS,
@@ -137,7 +137,7 @@ class RedisStore:
         return (self._durable if durable else self._combiner).execute_many(ops)
 
     def wait(self, id: bytes, seconds: float) -> None:
-        self._listener.wait(self._programs.key(id), seconds, lambda: self.execute(WatchAttempt(id)))
+        self._listener.wait(self._programs.key(id), seconds, lambda: self.execute(WatchRecord(id)))
 
     def risks(self) -> list[Risk]:
         """Return the ways in which the servers' settings can lose records: eviction, a restart, a failover."""
