@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import io
 import json
+import ssl
 import tempfile
 import threading
 import uuid
@@ -301,6 +302,19 @@ def test_the_mistake_of_the_caller_is_the_error_of_the_library(make: Make) -> No
     with pytest.raises(Exception) as caught:
         make().send("POST", "nonsense://127.0.0.1/")
     assert not isinstance(caught.value, NoAnswer)
+
+
+def test_a_call_after_the_failure_of_another_is_judged_by_its_own(make: Make, server: Server, tmp_path: Path) -> None:
+    server.script = [HANG_UP]
+    client = make(retry=Retry(attempts=2, base=0, quota=None), journal=tmp_path / "calls.db")
+    try:
+        raise ssl.SSLCertVerificationError("the certificate of another server")
+    except ssl.SSLCertVerificationError:
+        with pytest.raises(NoAnswer, match="It may have been executed"):
+            client.send("POST", server.url)
+    assert len(server.seen) == 2
+    with Journal(tmp_path / "calls.db") as journal:
+        assert [entry.key for entry in journal.entries()] == server.keys[:1]
 
 
 def test_a_body_that_can_be_read_once_is_refused_before_it_is_sent(make: Make, server: Server) -> None:

@@ -97,7 +97,7 @@ class IdempotencyClientMiddleware:
             except (aiohttp.ClientError, OSError) as error:
                 # A plain TimeoutError is the end of the session's total timeout: no time is left for another attempt.
                 over = type(error) is TimeoutError and error.errno is None
-                return lost(error, NOT_SENT, (aiohttp.InvalidURL,))._replace(over=over)
+                return lost(intent, error, NOT_SENT, (aiohttp.InvalidURL,))._replace(over=over)
             return Answer(response.status, response.headers, lambda: content, response)
 
         try:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 import time
 import uuid
 from collections.abc import Callable, Collection, Generator, Mapping, MutableMapping
@@ -133,6 +134,8 @@ class Intent:
     """The same call as the operation that makes it knows it."""
     settled: Receipt | None = None
     """The outcome, if the server has answered and only sends the caller on to read the result."""
+    handled: BaseException | None = field(default_factory=sys.exception)
+    """The error that the caller is handling. Python makes it the context of all errors of this call."""
 
     @property
     def key(self) -> str:
@@ -424,19 +427,27 @@ def not_replayable(what: str) -> ConfigurationError:
     )
 
 
-def lost(error: Exception, not_sent: tuple[type[Exception], ...], mistakes: tuple[type[Exception], ...] = ()) -> Lost:
+def lost(
+    intent: Intent,
+    error: Exception,
+    not_sent: tuple[type[Exception], ...],
+    mistakes: tuple[type[Exception], ...] = (),
+) -> Lost:
     """Return the attempt that ended with this error.
 
     :param not_sent: errors of the HTTP library that mean that nothing has reached the server.
     :param mistakes: errors that mean that the library refuses the request itself.
     """
-    mistake = isinstance(error, mistakes) or _is_certificate_error(error)
+    mistake = isinstance(error, mistakes) or _is_certificate_error(error, intent.handled)
     return Lost(error, sent=not (mistake or isinstance(error, not_sent)), mistake=mistake)
 
 
-def _is_certificate_error(error: BaseException | None) -> bool:
-    """Whether the server's certificate was refused. Another attempt would end in the same way."""
-    while error is not None:
+def _is_certificate_error(error: BaseException | None, handled: BaseException | None) -> bool:
+    """Whether the server's certificate was refused. Another attempt would end in the same way.
+
+    :param handled: the error before this call, which says nothing about it.
+    """
+    while error is not None and error is not handled:
         if type(error).__name__ == "SSLCertVerificationError":
             return True
         error = error.__cause__ or error.__context__

@@ -98,7 +98,7 @@ class IdempotencyPoolManager(urllib3.PoolManager):
             try:
                 response = inner(method, url, False, **once)
             except exceptions.HTTPError as error:
-                return lost(error, NOT_SENT, (exceptions.LocationValueError,))
+                return lost(intent, error, NOT_SENT, (exceptions.LocationValueError,))
             return Answer(response.status, response.headers, lambda: response.data, response)
 
         response: urllib3.BaseHTTPResponse

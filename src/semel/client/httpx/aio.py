@@ -83,7 +83,7 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
                 finally:
                     await stream.aclose()
             except httpx.TransportError as error:
-                return lost(error, NOT_SENT, MISTAKES)
+                return lost(intent, error, NOT_SENT, MISTAKES)
             return answer(response, content)
 
         response: httpx.Response

@@ -79,7 +79,7 @@ class IdempotencyTransport(httpx.BaseTransport):
                 finally:
                     stream.close()
             except httpx.TransportError as error:
-                return lost(error, NOT_SENT, MISTAKES)
+                return lost(intent, error, NOT_SENT, MISTAKES)
             return answer(response, content)
 
         response: httpx.Response
