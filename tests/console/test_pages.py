@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from semel import MemoryStore, Semel, SQLiteStore
-from semel.console import Access, Console, views, watched, words
+from semel.console import Access, Console, views, watched, ways, words
 from semel.core.keys import identity, identity_hash
 from semel.core.messaging.messages import BuryMessage, Message
 from semel.core.ops import Claim, Record
@@ -405,6 +405,23 @@ def test_an_act_on_letters_keeps_every_filter_of_the_page(mail: Asking) -> None:
     link = page.partition("/letters/purge?")[2].partition('"')[0].replace("&amp;", "&")
     assert {"destination=orders", "reason=closed", "store=mail"} <= set(link.split("&"))
     assert 'name="destination" value="orders"' in mail.get(f"/letters/purge?{link}").text
+
+
+def test_an_act_on_one_message_does_not_reach_the_others(mail: Asking) -> None:
+    page = mail.get("/letters?message=message-1").text
+    assert "1 dead letter," in page
+    link = page.partition("/letters/redrive?")[2].partition('"')[0].replace("&amp;", "&")
+    assert "1 dead letter was moved back" in redrive(mail, link)["text"]
+    assert mail.get("/letters.json").json()["count"] == 4
+
+
+def test_the_way_back_from_an_act_on_letters_keeps_the_filters(mail: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "MOST_LETTERS", 1)  # so that the act is repeated for the rest
+    back = "/letters?origin=ledger&amp;reason=closed&amp;store=mail"
+    assert mail.get("/letters/redrive?origin=ledger&reason=closed").text.count(f'href="{back}"') == 2
+    done = redrive(mail, "origin=ledger&reason=closed")
+    assert "1 that fit are left" in done["text"]
+    assert done["back"] == back.replace("&amp;", "&")
 
 
 def test_dead_letters_are_counted_up_to_a_limit(mail: Asking, monkeypatch: pytest.MonkeyPatch) -> None:

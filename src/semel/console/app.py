@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from semel.console import charts, words
 from semel.console.gate import Access, Allow, Gate, TooManyTries
-from semel.console.views import BadQuery, NotThere, View, Views, find_letter, letter_filter
+from semel.console.views import BadQuery, NotThere, View, Views, find_letter, letter_filter, letters_address
 from semel.console.watched import COUNTED, Watched, watch_stores
 from semel.console.ways import LONGEST_RESULT, MOST_LETTERS, Done, act, find_way, move_letters, refuse
 from semel.core.messaging.messages import LetterFilter
@@ -297,9 +297,11 @@ class Console:
         chosen = None
         if position:
             chosen = (await self._views.letter(access, view["store"], _position(position)))["letter"]
+        back = letters_address(view["store"], request.query_params)
         return page.show(
-            {**view, "page": "confirm_letters", "what": found["what"], "letter": chosen, "most": MOST_LETTERS}
-        )
+            {**view, "page": "confirm_letters", "what": found["what"], "letter": chosen, "most": MOST_LETTERS,
+             "back": back}
+        )  # fmt: skip
 
     async def _act(self, page: _Page, access: Access, found: Mapping[str, str], form: Mapping[str, str]) -> Response:
         watched, way, id = self._views.find(found["store"]), find_way(found["way"]), _identity(found["id"])
@@ -325,7 +327,7 @@ class Console:
             letter = await find_letter(watched, _position(form["position"]))
             filter = LetterFilter(message=letter.message.id, origin=letter.origin)
         done = await move_letters(watched, access, what, filter, limit)
-        return page.answer(done, f"/letters?{urlencode({'store': watched.name})}")
+        return page.answer(done, letters_address(watched.name, form))
 
     # -- keeping a page up to date
 
