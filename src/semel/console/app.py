@@ -427,6 +427,8 @@ class _Page:
         self._json = wants_json
         self._several_stores = several_stores
         self._base = request.scope.get("root_path", "").rstrip("/")
+        query = request.scope.get("query_string", b"").decode("latin-1")
+        self._address = _path(request) + (f"?{query}" if query else "")
         self._form, self._new_cookie = gate.form_token(request)
         self.access: Access | None = None
 
@@ -442,7 +444,6 @@ class _Page:
         return self._pages.render_live(view["page"], **self._values(view))
 
     def _values(self, view: View) -> dict[str, Any]:
-        request = self._request
         return {
             "view": view,
             "base": self._base,
@@ -450,7 +451,7 @@ class _Page:
             "access": self.access,
             "several": self._several_stores,
             "signed_in": self.access is not None and self._gate.has_token,
-            "address": _path(request) + (f"?{request.url.query}" if request.url.query else ""),
+            "address": self._address,
         }
 
     def problem(self, status: int, title: str, text: str) -> Response:
@@ -463,7 +464,7 @@ class _Page:
         status = status or 401
         view = {"page": "sign_in", "status": status, "title": "Sign in", "text": text, "next": "/"}
         if self._request.method == "GET" and not _path(self._request).startswith(("/live", "/sign-in")):
-            view["next"] = _path(self._request)
+            view["next"] = self._address
         response = self.show(view, status)
         if status == 401:
             response.headers["WWW-Authenticate"] = 'Bearer realm="semel console"'
