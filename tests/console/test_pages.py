@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -529,3 +531,16 @@ def test_it_is_mounted_below_a_path(guard: Semel) -> None:
     assert asking.get("/semel/operations.json").json()["records"][0]["state"] == State.DONE.name.lower()
     assert asking.get("/operations").status_code == 404
     asking.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["jinja2", "markupsafe", "starlette"])
+def test_it_says_what_to_install_when_a_package_is_missing(package: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from semel.errors import MissingDependency\n"
+        "try:\n    import semel.console\n"
+        "except MissingDependency as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "semel[console]" in done.stdout
