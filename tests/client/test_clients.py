@@ -7,11 +7,13 @@ import dataclasses
 import gzip
 import io
 import json
+import socket
 import ssl
 import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +304,51 @@ def test_the_mistake_of_the_caller_is_the_error_of_the_library(make: Make) -> No
     with pytest.raises(Exception) as caught:
         make().send("POST", "nonsense://127.0.0.1/")
     assert not isinstance(caught.value, NoAnswer)
+
+
+class BrokenHTTP2Server:
+    """Reads each request to its end, and then sends a frame that no client accepts."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        connection, events = pytest.importorskip("h2.connection"), pytest.importorskip("h2.events")
+        config = pytest.importorskip("h2.config").H2Configuration(client_side=False)
+        with suppress(OSError):  # until it is closed
+            while True:
+                client, _ = self.listener.accept()
+                with client:
+                    state, found = connection.H2Connection(config), []
+                    state.initiate_connection()
+                    while not any(isinstance(event, events.StreamEnded) for event in found):
+                        client.sendall(state.data_to_send())
+                        found = state.receive_data(client.recv(65536))
+                    self.requests += 1
+                    client.sendall(b"\0\0\0\x01\x04\0\0\0\0")  # HEADERS of no stream
+                    client.recv(65536)
+
+
+@pytest.mark.parametrize("name", ["httpx", "httpx-async"])
+def test_an_answer_that_breaks_the_rules_of_http2_does_not_say_that_nothing_was_sent(name: str) -> None:
+    pytest.importorskip("h2")
+    server, kind = BrokenHTTP2Server(), httpx.HTTPTransport if name == "httpx" else httpx.AsyncHTTPTransport
+    transport = kind(http1=False, http2=True)
+    with closing(server.listener), closing(CLIENTS[name](retry=Retry(attempts=1), transport=transport)) as client:
+        with pytest.raises(NoAnswer, match="It may have been executed"):
+            client.send("POST", server.url, b"{}")
+        assert server.requests == 1
+
+
+@pytest.mark.parametrize("name", ["httpx", "httpx-async"])
+def test_a_header_that_httpx_refuses_is_the_mistake_of_the_caller(name: str, server: Server) -> None:
+    with closing(CLIENTS[name]()) as client, pytest.raises(httpx.LocalProtocolError) as caught:
+        client.send("POST", server.url, b"{}", headers={"X-Name": "two\nlines"})
+    assert not isinstance(caught.value, NoAnswer)
+    assert server.seen == []
 
 
 def test_a_call_after_the_failure_of_another_is_judged_by_its_own(make: Make, server: Server, tmp_path: Path) -> None:
