@@ -21,6 +21,7 @@ import aiohttp
 import httpx
 import pytest
 import requests
+import urllib3
 from requests.auth import HTTPDigestAuth
 
 from semel import ConfigurationError, KeyExpired, KeyReused, MemoryStore, NoAnswer, OutcomeUnknown, Semel
@@ -471,6 +472,15 @@ def test_the_key_follows_the_same_host_to_https_and_nowhere_else() -> None:
         second = settings.intent("POST", target, first.adds)
         assert second is not None
         assert bool(second.adds) == follows
+
+
+@pytest.mark.parametrize("retries", [False, urllib3.Retry(0, raise_on_redirect=False)], ids=["none", "returned"])
+def test_a_redirect_that_urllib3_is_not_to_follow_is_returned(server: Server, retries: Any) -> None:
+    server.script = [http(303, Location="/result")]
+    with closing(IdempotencyPoolManager(retry=QUICK)) as manager:
+        response: Any = manager.request("POST", server.url, body=b"{}", retries=retries)
+    assert (response.status, response.idempotency.outcome) == (303, "succeeded")
+    assert [seen.method for seen in server.seen] == ["POST"]
 
 
 def test_digest_authentication_goes_through_the_adapter(server: Server) -> None:
