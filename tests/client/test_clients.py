@@ -417,6 +417,13 @@ def test_the_key_does_not_follow_a_redirect_to_another_server(
     assert found == Receipt(server.keys[0] or "", "unknown", False, 1)
 
 
+def test_no_key_comes_back_on_the_way_through_another_server(make: Make, server: Server, other: Server) -> None:
+    server.script = [http(307, Location=f"{other.url}/payments")]
+    other.script = [http(307, Location="/moved"), OK]
+    assert make().send("POST", server.url, b"{}").status == 201
+    assert other.keys == [None, None]
+
+
 def test_a_redirect_to_another_server_is_not_followed_after_an_unclear_attempt(
     make: Make, server: Server, other: Server
 ) -> None:
@@ -439,6 +446,15 @@ def test_after_a_redirect_the_next_call_has_its_own_key(make: Make, server: Serv
     client.send("POST", f"{server.url}/orders")
     client.send("POST", f"{server.url}/moved")
     assert len(set(server.keys)) == 3
+
+
+@pytest.mark.parametrize("name", sorted({*CLIENTS} - {"aiohttp"}))
+def test_a_call_to_where_another_was_redirected_has_its_own_key(name: str, server: Server) -> None:
+    server.script = [http(307, Location="/moved"), OK]
+    with closing(CLIENTS[name]()) as client:
+        client.send("POST", f"{server.url}/payments", b"{}", follow=False)
+        client.send("POST", f"{server.url}/moved", b"{}")
+    assert len(set(server.keys)) == 2
 
 
 def test_a_page_that_shows_the_result_gets_no_key(make: Make, server: Server, other: Server) -> None:

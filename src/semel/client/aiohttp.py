@@ -73,7 +73,7 @@ class IdempotencyClientMiddleware:
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         core, headers = self._core, request.headers
-        intent = core.settings.intent(request.method, str(request.url), headers)
+        intent = core.settings.intent(request.method, str(request.url), headers, copies_key=False)
         if intent is None:
             return await handler(request)
         if request.body:

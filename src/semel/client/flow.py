@@ -195,10 +195,11 @@ class Settings:
         object.__setattr__(self, "hosts", check_hosts(self.hosts))
         object.__setattr__(self, "hook", call_hooks(hooks_of(self.on_event), "semel.client"))
 
-    def intent(self, method: str, url: str, headers: Mapping[str, Any]) -> Intent | None:
+    def intent(self, method: str, url: str, headers: Mapping[str, Any], *, copies_key: bool = True) -> Intent | None:
         """Return the intent of a request, or None if it is sent as it is.
 
         :param headers: found by any spelling of their names. They may hold a key already.
+        :param copies_key: whether the HTTP library copies the key when it follows a redirect.
         """
         present = headers.get(self.header)
         if isinstance(present, bytes):  # requests takes both
@@ -206,7 +207,7 @@ class Settings:
         redirect = _redirect.get()
         if redirect is not None:
             _redirect.set(None)
-            if _follows(redirect, method, url, present):
+            if _follows(redirect, method, url, present, copies_key):
                 return _redirected(redirect, method, url)
         if present is None and method not in self.methods:
             return None
@@ -235,11 +236,11 @@ class Settings:
         intent.headers = headers
 
 
-def _follows(redirect: _Redirect, method: str, url: str, key: str | None) -> bool:
+def _follows(redirect: _Redirect, method: str, url: str, key: str | None, copies_key: bool) -> bool:
     """Whether the request is what an HTTP library makes of a redirect. Most libraries copy the headers, aiohttp not."""
     if origin_of(url) != origin_of(redirect.target):
         return False
-    if key is not None:
+    if key is not None or (copies_key and redirect.adds):  # without the key, it is another call to this address
         return key == redirect.value
     return method in (redirect.method, "GET") and _comparable(url) == _comparable(redirect.target)
 
