@@ -7,10 +7,13 @@ import dataclasses
 import gzip
 import io
 import json
+import socket
+import ssl
 import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import aiohttp
 import httpx
 import pytest
 import requests
+import urllib3
 from requests.auth import HTTPDigestAuth
 
 from semel import ConfigurationError, KeyExpired, KeyReused, MemoryStore, NoAnswer, OutcomeUnknown, Semel
@@ -303,6 +307,64 @@ def test_the_mistake_of_the_caller_is_the_error_of_the_library(make: Make) -> No
     assert not isinstance(caught.value, NoAnswer)
 
 
+class BrokenHTTP2Server:
+    """Reads each request to its end, and then sends a frame that no client accepts."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        connection, events = pytest.importorskip("h2.connection"), pytest.importorskip("h2.events")
+        config = pytest.importorskip("h2.config").H2Configuration(client_side=False)
+        with suppress(OSError):  # until it is closed
+            while True:
+                client, _ = self.listener.accept()
+                with client:
+                    state, found = connection.H2Connection(config), []
+                    state.initiate_connection()
+                    while not any(isinstance(event, events.StreamEnded) for event in found):
+                        client.sendall(state.data_to_send())
+                        found = state.receive_data(client.recv(65536))
+                    self.requests += 1
+                    client.sendall(b"\0\0\0\x01\x04\0\0\0\0")  # HEADERS of no stream
+                    client.recv(65536)
+
+
+@pytest.mark.parametrize("name", ["httpx", "httpx-async"])
+def test_an_answer_that_breaks_the_rules_of_http2_does_not_say_that_nothing_was_sent(name: str) -> None:
+    pytest.importorskip("h2")
+    server, kind = BrokenHTTP2Server(), httpx.HTTPTransport if name == "httpx" else httpx.AsyncHTTPTransport
+    transport = kind(http1=False, http2=True)
+    with closing(server.listener), closing(CLIENTS[name](retry=Retry(attempts=1), transport=transport)) as client:
+        with pytest.raises(NoAnswer, match="It may have been executed"):
+            client.send("POST", server.url, b"{}")
+        assert server.requests == 1
+
+
+@pytest.mark.parametrize("name", ["httpx", "httpx-async"])
+def test_a_header_that_httpx_refuses_is_the_mistake_of_the_caller(name: str, server: Server) -> None:
+    with closing(CLIENTS[name]()) as client, pytest.raises(httpx.LocalProtocolError) as caught:
+        client.send("POST", server.url, b"{}", headers={"X-Name": "two\nlines"})
+    assert not isinstance(caught.value, NoAnswer)
+    assert server.seen == []
+
+
+def test_a_call_after_the_failure_of_another_is_judged_by_its_own(make: Make, server: Server, tmp_path: Path) -> None:
+    server.script = [HANG_UP]
+    client = make(retry=Retry(attempts=2, base=0, quota=None), journal=tmp_path / "calls.db")
+    try:
+        raise ssl.SSLCertVerificationError("the certificate of another server")
+    except ssl.SSLCertVerificationError:
+        with pytest.raises(NoAnswer, match="It may have been executed"):
+            client.send("POST", server.url)
+    assert len(server.seen) == 2
+    with Journal(tmp_path / "calls.db") as journal:
+        assert [entry.key for entry in journal.entries()] == server.keys[:1]
+
+
 def test_a_body_that_can_be_read_once_is_refused_before_it_is_sent(make: Make, server: Server) -> None:
     with pytest.raises(ConfigurationError, match="Nothing was sent"):
         make().send("POST", server.url, iter([b"a", b"b"]))
@@ -355,6 +417,13 @@ def test_the_key_does_not_follow_a_redirect_to_another_server(
     assert found == Receipt(server.keys[0] or "", "unknown", False, 1)
 
 
+def test_no_key_comes_back_on_the_way_through_another_server(make: Make, server: Server, other: Server) -> None:
+    server.script = [http(307, Location=f"{other.url}/payments")]
+    other.script = [http(307, Location="/moved"), OK]
+    assert make().send("POST", server.url, b"{}").status == 201
+    assert other.keys == [None, None]
+
+
 def test_a_redirect_to_another_server_is_not_followed_after_an_unclear_attempt(
     make: Make, server: Server, other: Server
 ) -> None:
@@ -377,6 +446,15 @@ def test_after_a_redirect_the_next_call_has_its_own_key(make: Make, server: Serv
     client.send("POST", f"{server.url}/orders")
     client.send("POST", f"{server.url}/moved")
     assert len(set(server.keys)) == 3
+
+
+@pytest.mark.parametrize("name", sorted({*CLIENTS} - {"aiohttp"}))
+def test_a_call_to_where_another_was_redirected_has_its_own_key(name: str, server: Server) -> None:
+    server.script = [http(307, Location="/moved"), OK]
+    with closing(CLIENTS[name]()) as client:
+        client.send("POST", f"{server.url}/payments", b"{}", follow=False)
+        client.send("POST", f"{server.url}/moved", b"{}")
+    assert len(set(server.keys)) == 2
 
 
 def test_a_page_that_shows_the_result_gets_no_key(make: Make, server: Server, other: Server) -> None:
@@ -410,6 +488,15 @@ def test_the_key_follows_the_same_host_to_https_and_nowhere_else() -> None:
         second = settings.intent("POST", target, first.adds)
         assert second is not None
         assert bool(second.adds) == follows
+
+
+@pytest.mark.parametrize("retries", [False, urllib3.Retry(0, raise_on_redirect=False)], ids=["none", "returned"])
+def test_a_redirect_that_urllib3_is_not_to_follow_is_returned(server: Server, retries: Any) -> None:
+    server.script = [http(303, Location="/result")]
+    with closing(IdempotencyPoolManager(retry=QUICK)) as manager:
+        response: Any = manager.request("POST", server.url, body=b"{}", retries=retries)
+    assert (response.status, response.idempotency.outcome) == (303, "succeeded")
+    assert [seen.method for seen in server.seen] == ["POST"]
 
 
 def test_digest_authentication_goes_through_the_adapter(server: Server) -> None:

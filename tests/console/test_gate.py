@@ -209,6 +209,15 @@ def test_input_is_bounded(operator: Asking) -> None:
         assert answer.headers["location"] == "/"
 
 
+def test_whoever_signs_in_gets_the_address_that_they_were_sent(anybody: Asking) -> None:
+    address = "/operations?state=unknown&operation=pay"
+    page = anybody.get(address).text
+    hidden = page.partition('name="next" value="')[2].partition('"')[0].replace("&amp;", "&")
+    assert hidden == address
+    answer = anybody.post("/sign-in", {"token": TOKEN, "next": hidden, "form": anybody.form("/sign-in")})
+    assert answer.headers["location"] == address
+
+
 EVIL = "\"'><img src=x onerror=alert(1)>{{ 7 * 7 }}"
 
 

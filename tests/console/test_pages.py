@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from semel import MemoryStore, Semel, SQLiteStore
-from semel.console import Access, Console, views, watched, words
+from semel.console import Access, Console, views, watched, ways, words
 from semel.core.keys import identity, identity_hash
 from semel.core.messaging.messages import BuryMessage, Message
 from semel.core.ops import Claim, Record
@@ -407,6 +409,23 @@ def test_an_act_on_letters_keeps_every_filter_of_the_page(mail: Asking) -> None:
     assert 'name="destination" value="orders"' in mail.get(f"/letters/purge?{link}").text
 
 
+def test_an_act_on_one_message_does_not_reach_the_others(mail: Asking) -> None:
+    page = mail.get("/letters?message=message-1").text
+    assert "1 dead letter," in page
+    link = page.partition("/letters/redrive?")[2].partition('"')[0].replace("&amp;", "&")
+    assert "1 dead letter was moved back" in redrive(mail, link)["text"]
+    assert mail.get("/letters.json").json()["count"] == 4
+
+
+def test_the_way_back_from_an_act_on_letters_keeps_the_filters(mail: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "MOST_LETTERS", 1)  # so that the act is repeated for the rest
+    back = "/letters?origin=ledger&amp;reason=closed&amp;store=mail"
+    assert mail.get("/letters/redrive?origin=ledger&reason=closed").text.count(f'href="{back}"') == 2
+    done = redrive(mail, "origin=ledger&reason=closed")
+    assert "1 that fit are left" in done["text"]
+    assert done["back"] == back.replace("&amp;", "&")
+
+
 def test_dead_letters_are_counted_up_to_a_limit(mail: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched, "COUNTED", 3)
     assert mail.get("/letters.json").json()["count"] == 3
@@ -512,3 +531,16 @@ def test_it_is_mounted_below_a_path(guard: Semel) -> None:
     assert asking.get("/semel/operations.json").json()["records"][0]["state"] == State.DONE.name.lower()
     assert asking.get("/operations").status_code == 404
     asking.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["jinja2", "markupsafe", "starlette"])
+def test_it_says_what_to_install_when_a_package_is_missing(package: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from semel.errors import MissingDependency\n"
+        "try:\n    import semel.console\n"
+        "except MissingDependency as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "semel[console]" in done.stdout

@@ -1,6 +1,7 @@
 """A stored outcome is released, a failure above all, and the next call runs again."""
 
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,6 +84,19 @@ def test_what_cannot_be_read_needs_the_other_word(engine: Engine) -> None:
         release(engine, stored="failure")
     release(engine, engine.new_guard(codec=codec), stored="failure")
     store_failure(engine, guard=engine.new_guard(codec=codec))
+    release(engine, stored="any")
+    assert engine.events[0].outcome == "unreadable"  # type: ignore[attr-defined]
+
+
+def test_what_a_missing_package_would_read_is_released_like_what_cannot_be_read(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("zstandard")
+    engine.run(lambda: "paid" * 1000, guard=engine.new_guard(codec=Codec(compression="zstd")))
+    engine.events.clear()
+    monkeypatch.setitem(sys.modules, "zstandard", None)  # as on the machine of an operator
+    with pytest.raises(NotResolvable, match="its stored outcome cannot be read"):
+        release(engine, stored="failure")
     release(engine, stored="any")
     assert engine.events[0].outcome == "unreadable"  # type: ignore[attr-defined]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import pytest
@@ -65,3 +66,10 @@ def test_a_missing_library_is_named(url: str, module: str, command: str, monkeyp
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingDependency, match=command):
         open_broker(url)
+
+
+def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faststream", None)
+    monkeypatch.delitem(sys.modules, "semel.messaging.faststream", raising=False)
+    with pytest.raises(MissingDependency, match=r"pip install 'semel\[faststream\]'"):
+        importlib.import_module("semel.messaging.faststream")

@@ -73,7 +73,7 @@ class IdempotencyClientMiddleware:
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         core, headers = self._core, request.headers
-        intent = core.settings.intent(request.method, str(request.url), headers)
+        intent = core.settings.intent(request.method, str(request.url), headers, copies_key=False)
         if intent is None:
             return await handler(request)
         if request.body:
@@ -97,7 +97,7 @@ class IdempotencyClientMiddleware:
             except (aiohttp.ClientError, OSError) as error:
                 # A plain TimeoutError is the end of the session's total timeout: no time is left for another attempt.
                 over = type(error) is TimeoutError and error.errno is None
-                return lost(error, NOT_SENT, (aiohttp.InvalidURL,))._replace(over=over)
+                return lost(intent, error, NOT_SENT, (aiohttp.InvalidURL,))._replace(over=over)
             return Answer(response.status, response.headers, lambda: content, response)
 
         try:

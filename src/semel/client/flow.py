@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 import time
 import uuid
 from collections.abc import Callable, Collection, Generator, Mapping, MutableMapping
@@ -133,6 +134,8 @@ class Intent:
     """The same call as the operation that makes it knows it."""
     settled: Receipt | None = None
     """The outcome, if the server has answered and only sends the caller on to read the result."""
+    handled: BaseException | None = field(default_factory=sys.exception)
+    """The error that the caller is handling. Python makes it the context of all errors of this call."""
 
     @property
     def key(self) -> str:
@@ -192,10 +195,11 @@ class Settings:
         object.__setattr__(self, "hosts", check_hosts(self.hosts))
         object.__setattr__(self, "hook", call_hooks(hooks_of(self.on_event), "semel.client"))
 
-    def intent(self, method: str, url: str, headers: Mapping[str, Any]) -> Intent | None:
+    def intent(self, method: str, url: str, headers: Mapping[str, Any], *, copies_key: bool = True) -> Intent | None:
         """Return the intent of a request, or None if it is sent as it is.
 
         :param headers: found by any spelling of their names. They may hold a key already.
+        :param copies_key: whether the HTTP library copies the key when it follows a redirect.
         """
         present = headers.get(self.header)
         if isinstance(present, bytes):  # requests takes both
@@ -203,7 +207,7 @@ class Settings:
         redirect = _redirect.get()
         if redirect is not None:
             _redirect.set(None)
-            if _follows(redirect, method, url, present):
+            if _follows(redirect, method, url, present, copies_key):
                 return _redirected(redirect, method, url)
         if present is None and method not in self.methods:
             return None
@@ -232,11 +236,11 @@ class Settings:
         intent.headers = headers
 
 
-def _follows(redirect: _Redirect, method: str, url: str, key: str | None) -> bool:
+def _follows(redirect: _Redirect, method: str, url: str, key: str | None, copies_key: bool) -> bool:
     """Whether the request is what an HTTP library makes of a redirect. Most libraries copy the headers, aiohttp not."""
     if origin_of(url) != origin_of(redirect.target):
         return False
-    if key is not None:
+    if key is not None or (copies_key and redirect.adds):  # without the key, it is another call to this address
         return key == redirect.value
     return method in (redirect.method, "GET") and _comparable(url) == _comparable(redirect.target)
 
@@ -424,19 +428,27 @@ def not_replayable(what: str) -> ConfigurationError:
     )
 
 
-def lost(error: Exception, not_sent: tuple[type[Exception], ...], mistakes: tuple[type[Exception], ...] = ()) -> Lost:
+def lost(
+    intent: Intent,
+    error: Exception,
+    not_sent: tuple[type[Exception], ...],
+    mistakes: tuple[type[Exception], ...] = (),
+) -> Lost:
     """Return the attempt that ended with this error.
 
     :param not_sent: errors of the HTTP library that mean that nothing has reached the server.
     :param mistakes: errors that mean that the library refuses the request itself.
     """
-    mistake = isinstance(error, mistakes) or _is_certificate_error(error)
+    mistake = isinstance(error, mistakes) or _is_certificate_error(error, intent.handled)
     return Lost(error, sent=not (mistake or isinstance(error, not_sent)), mistake=mistake)
 
 
-def _is_certificate_error(error: BaseException | None) -> bool:
-    """Whether the server's certificate was refused. Another attempt would end in the same way."""
-    while error is not None:
+def _is_certificate_error(error: BaseException | None, handled: BaseException | None) -> bool:
+    """Whether the server's certificate was refused. Another attempt would end in the same way.
+
+    :param handled: the error before this call, which says nothing about it.
+    """
+    while error is not None and error is not handled:
         if type(error).__name__ == "SSLCertVerificationError":
             return True
         error = error.__cause__ or error.__context__

@@ -17,6 +17,7 @@ from semel.client.flow import (
     HEADER,
     METHODS,
     Answer,
+    Intent,
     Lost,
     Receipt,
     Reply,
@@ -102,7 +103,7 @@ class IdempotencyAdapter(BaseAdapter):
                 response = self._adapter.send(request, stream=True, **options)
                 response.content  # noqa: B018 reads all of it, and keeps it
             except requests.RequestException as error:
-                return _lost(error)
+                return _lost(intent, error)
             return Answer(response.status_code, response.headers, lambda: response.content, response)
 
         receipt, answered = core.call(intent, send, RequestsNoAnswer)
@@ -149,8 +150,8 @@ def _content(request: requests.PreparedRequest) -> bytes:
     return whole_body(body)
 
 
-def _lost(error: requests.RequestException) -> Lost:
-    attempt = lost(error, NOT_SENT, (ValueError,))  # which is about a URL or a header that cannot be sent
+def _lost(intent: Intent, error: requests.RequestException) -> Lost:
+    attempt = lost(intent, error, NOT_SENT, (ValueError,))  # which is about a URL or a header that cannot be sent
     cause: Any = error.args[0] if error.args else None
     refused = isinstance(getattr(cause, "reason", None), NewConnectionError)
     return attempt._replace(sent=False) if refused else attempt

@@ -98,14 +98,18 @@ class IdempotencyPoolManager(urllib3.PoolManager):
             try:
                 response = inner(method, url, False, **once)
             except exceptions.HTTPError as error:
-                return lost(error, NOT_SENT, (exceptions.LocationValueError,))
+                return lost(intent, error, NOT_SENT, (exceptions.LocationValueError,))
             return Answer(response.status, response.headers, lambda: response.data, response)
 
         response: urllib3.BaseHTTPResponse
         receipt, response = core.call(intent, send, Urllib3NoAnswer)
         location = redirect and response.get_redirect_location()
         if location:
-            return self._follow(method, url, location, response, {**options, "headers": headers, "body": body or None})
+            followed = self._follow(
+                method, url, location, response, {**options, "headers": headers, "body": body or None}
+            )
+            if followed is not None:
+                return followed
         if not options.get("preload_content", True):
             response = _unread(response)
         response.idempotency = receipt  # type: ignore[attr-defined]
@@ -113,8 +117,11 @@ class IdempotencyPoolManager(urllib3.PoolManager):
 
     def _follow(
         self, method: str, url: str, location: str, response: urllib3.BaseHTTPResponse, options: dict[str, Any]
-    ) -> urllib3.BaseHTTPResponse:
-        """Follow a redirect by the rules of ``PoolManager``, which would not come back here for the key."""
+    ) -> urllib3.BaseHTTPResponse | None:
+        """Follow a redirect by the rules of ``PoolManager``, which would not come back here for the key.
+
+        Returns None if ``retries`` says that the response is not followed, but returned.
+        """
         retries = options.get("retries")
         if not isinstance(retries, urllib3.Retry):
             retries = urllib3.Retry.from_int(retries, redirect=True)
@@ -128,7 +135,12 @@ class IdempotencyPoolManager(urllib3.PoolManager):
             unwanted += retries.remove_headers_on_redirect
         for name in unwanted:
             headers.pop(name, None)
-        options["retries"] = retries.increment(method, url, response=response)
+        try:
+            options["retries"] = retries.increment(method, url, response=response)
+        except exceptions.MaxRetryError:
+            if retries.raise_on_redirect:
+                raise
+            return None
         return self.urlopen(method, target, True, **options)
 
     def resume(

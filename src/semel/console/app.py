@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from semel.console import charts, words
 from semel.console.gate import Access, Allow, Gate, TooManyTries
-from semel.console.views import BadQuery, NotThere, View, Views, find_letter, letter_filter
+from semel.console.views import BadQuery, NotThere, View, Views, find_letter, letter_filter, letters_address
 from semel.console.watched import COUNTED, Watched, watch_stores
 from semel.console.ways import LONGEST_RESULT, MOST_LETTERS, Done, act, find_way, move_letters, refuse
 from semel.core.messaging.messages import LetterFilter
@@ -297,9 +297,11 @@ class Console:
         chosen = None
         if position:
             chosen = (await self._views.letter(access, view["store"], _position(position)))["letter"]
+        back = letters_address(view["store"], request.query_params)
         return page.show(
-            {**view, "page": "confirm_letters", "what": found["what"], "letter": chosen, "most": MOST_LETTERS}
-        )
+            {**view, "page": "confirm_letters", "what": found["what"], "letter": chosen, "most": MOST_LETTERS,
+             "back": back}
+        )  # fmt: skip
 
     async def _act(self, page: _Page, access: Access, found: Mapping[str, str], form: Mapping[str, str]) -> Response:
         watched, way, id = self._views.find(found["store"]), find_way(found["way"]), _identity(found["id"])
@@ -325,7 +327,7 @@ class Console:
             letter = await find_letter(watched, _position(form["position"]))
             filter = LetterFilter(message=letter.message.id, origin=letter.origin)
         done = await move_letters(watched, access, what, filter, limit)
-        return page.answer(done, f"/letters?{urlencode({'store': watched.name})}")
+        return page.answer(done, letters_address(watched.name, form))
 
     # -- keeping a page up to date
 
@@ -425,6 +427,8 @@ class _Page:
         self._json = wants_json
         self._several_stores = several_stores
         self._base = request.scope.get("root_path", "").rstrip("/")
+        query = request.scope.get("query_string", b"").decode("latin-1")
+        self._address = _path(request) + (f"?{query}" if query else "")
         self._form, self._new_cookie = gate.form_token(request)
         self.access: Access | None = None
 
@@ -440,7 +444,6 @@ class _Page:
         return self._pages.render_live(view["page"], **self._values(view))
 
     def _values(self, view: View) -> dict[str, Any]:
-        request = self._request
         return {
             "view": view,
             "base": self._base,
@@ -448,7 +451,7 @@ class _Page:
             "access": self.access,
             "several": self._several_stores,
             "signed_in": self.access is not None and self._gate.has_token,
-            "address": _path(request) + (f"?{request.url.query}" if request.url.query else ""),
+            "address": self._address,
         }
 
     def problem(self, status: int, title: str, text: str) -> Response:
@@ -461,7 +464,7 @@ class _Page:
         status = status or 401
         view = {"page": "sign_in", "status": status, "title": "Sign in", "text": text, "next": "/"}
         if self._request.method == "GET" and not _path(self._request).startswith(("/live", "/sign-in")):
-            view["next"] = _path(self._request)
+            view["next"] = self._address
         response = self.show(view, status)
         if status == 401:
             response.headers["WWW-Authenticate"] = 'Bearer realm="semel console"'

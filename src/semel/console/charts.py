@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from markupsafe import Markup, escape
+from semel.errors import MissingDependency
+
+try:
+    from markupsafe import Markup, escape
+except ImportError as error:
+    raise MissingDependency("jinja2", "console") from error  # which brings it
 
 _GAP: Final = 1
 _SMALL: Final = 28

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlencode
 
 from semel.console.figures import HourCounts, new_keys_per_second, start_of_hour, summarize
 from semel.console.gate import Access
@@ -31,6 +32,8 @@ View = dict[str, Any]
 R = TypeVar("R")
 LONGEST_FIELD: Final = 512
 PAGE: Final = 50
+LETTER_FILTERS: Final = ("origin", "type", "reason", "stream", "destination", "message")
+"""The fields of ``letter_filter``. All of them go from page to page: without one, an act would take other letters."""
 STATES: Final = {state.name.lower(): state for state in (State.RUNNING, State.DONE, State.UNKNOWN, State.ABANDONED)}
 TROUBLE: Final = ("went_unknown", "lease_lost", "unstored", "result_dropped", "recovery_given_up", "unprotected",
                   "apply_given_up", "publish_given_up", "stream_blocked")  # fmt: skip
@@ -376,7 +379,7 @@ class Views:
             **view,
             "store": watched.name,
             "count": count,
-            "filters": {each: field(query, each) for each in ("origin", "type", "reason", "stream", "destination")},
+            "filters": {each: field(query, each) for each in LETTER_FILTERS},
             "letters": [show_letter(letter, access) for letter in found],
             "causes": [
                 {"origin": origin, "reason": why, "count": number} for (origin, why), number in causes.most_common(10)
@@ -547,6 +550,12 @@ def letter_filter(query: Mapping[str, str]) -> LetterFilter:
         message=field(query, "message") or None,
         reason=field(query, "reason"),
     )
+
+
+def letters_address(store: str, query: Mapping[str, str]) -> str:
+    """Return the address of the dead letters that the same filter chooses."""
+    chosen = {name: text for name in LETTER_FILTERS if (text := field(query, name))}
+    return f"/letters?{urlencode({**chosen, 'store': store})}"
 
 
 async def find_letter(watched: WatchedStore, position: int) -> Letter:

@@ -19,15 +19,18 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from faststream import AckPolicy, BaseMiddleware
-from faststream.exceptions import AckMessage, HandlerException, NackMessage
-
 from semel.core.messaging.messages import Message, read_message
 from semel.core.policy import Duration
-from semel.errors import BrokerUnavailable, ConfigurationError
+from semel.errors import BrokerUnavailable, ConfigurationError, MissingDependency
 from semel.messaging.aio_inbox import LONGEST_PAUSE, PAUSE, TRIES, AsyncInbox
 from semel.messaging.ports import Capabilities, Delivery
 from semel.observe import events
+
+try:
+    from faststream import AckPolicy, BaseMiddleware
+    from faststream.exceptions import AckMessage, HandlerException, NackMessage
+except ImportError as error:
+    raise MissingDependency("faststream", "faststream") from error
 
 if TYPE_CHECKING:
     from faststream import ContextRepo, StreamMessage

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from semel.client.aio import AsyncClientCore
-from semel.client.flow import HEADER, METHODS, Receipt, Reply, Settings, lost, new_key, not_replayable
-from semel.client.httpx.translate import MISTAKES, NOT_SENT, HTTPXNoAnswer, answer
+from semel.client.flow import HEADER, METHODS, Receipt, Reply, Settings, new_key, not_replayable
+from semel.client.httpx.translate import HTTPXNoAnswer, answer, lost_attempt
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry
 from semel.errors import MissingDependency
@@ -83,7 +83,7 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
                 finally:
                     await stream.aclose()
             except httpx.TransportError as error:
-                return lost(error, NOT_SENT, MISTAKES)
+                return lost_attempt(intent, error)
             return answer(response, content)
 
         response: httpx.Response

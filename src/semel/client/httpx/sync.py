@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
-from semel.client.flow import HEADER, METHODS, Receipt, Reply, Settings, lost, new_key, not_replayable
-from semel.client.httpx.translate import MISTAKES, NOT_SENT, HTTPXNoAnswer, answer
+from semel.client.flow import HEADER, METHODS, Receipt, Reply, Settings, new_key, not_replayable
+from semel.client.httpx.translate import HTTPXNoAnswer, answer, lost_attempt
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry
 from semel.client.sync import ClientCore
@@ -79,7 +79,7 @@ class IdempotencyTransport(httpx.BaseTransport):
                 finally:
                     stream.close()
             except httpx.TransportError as error:
-                return lost(error, NOT_SENT, MISTAKES)
+                return lost_attempt(intent, error)
             return answer(response, content)
 
         response: httpx.Response

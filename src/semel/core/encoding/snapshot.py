@@ -35,7 +35,7 @@ from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, Protocol
 
-from semel.errors import PolicyError, SnapshotUnreadable
+from semel.errors import PolicyError, SemelError, SnapshotUnreadable
 
 COMPRESS_ABOVE = 1024
 """Compression is tried for payloads of more bytes than this. For smaller ones it saves a few hundred bytes, which
@@ -381,6 +381,6 @@ def outcome_kind(envelope: Envelope, sealed: bytes, context: bytes) -> str:
         snapshot = envelope.open(sealed, context)
         if snapshot.kind is Kind.RESPONSE:
             return "failure" if decode_response(snapshot.payload).status >= 400 else "result"
-    except SnapshotUnreadable:
+    except SemelError:  # also MissingDependency: a codec may lack the package that decompresses it
         return "unreadable"
     return "failure" if snapshot.kind is Kind.ERROR else "result"
