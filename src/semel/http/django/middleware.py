@@ -237,9 +237,10 @@ class UnderASGI:
         guard = self._configuration.guard
         if isinstance(guard, Semel):
             guard = guard.in_this_loop()
-        if self._idempotency is None or self._idempotency.guard is not guard:
-            self._idempotency = self._around(guard)
-        return self._idempotency
+        idempotency = self._idempotency  # read once: the loop of another thread may replace it by its own
+        if idempotency is None or idempotency.guard is not guard:
+            idempotency = self._idempotency = self._around(guard)
+        return idempotency
 
     async def respond(self, request: HttpRequest) -> HttpResponseBase:
         if self._configuration.has_key(request):
