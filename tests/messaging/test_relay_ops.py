@@ -218,6 +218,33 @@ def test_what_was_read_ahead_is_started_with_a_new_lease_when_the_batch_before_i
     ]  # fmt: skip
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", marked("postgres", "mysql"))
+def test_the_lease_is_renewed_also_if_it_ends_while_the_batch_before_is_deleted(
+    kind: str, open_desk: Callable[[str], Desk]
+) -> None:
+    """Somebody holds a lock on a message for longer than the lease. The relay sends the next batch after that, so
+    it must own its lanes until then."""
+    desk = open_desk(kind)
+    for number in range(2):
+        desk.add(f"m{number}")
+    desk.execute(JoinRelays(A, 1.0))
+    (first,) = desk.execute(StartMessages(A, 1, 1.0))
+    (ahead,) = desk.execute(StartMessages(A, 1, 1.0, first.position, ahead=True))
+    settled: list[bool] = []
+    op = SettleMessages(A, (first.position,), then=(ahead.position,), lease=LEASE)
+    thread = threading.Thread(target=lambda: settled.append(desk.execute(op)))
+    other = desk.connect()
+    with desk.transaction(other):
+        desk.sql("SELECT id FROM semel_outbox WHERE position = %s FOR UPDATE", first.position, conn=other)
+        thread.start()
+        time.sleep(1.1)
+    thread.join()
+    other.close()
+    assert settled == [True]
+    assert desk.state()["relay"][A] == (True, [ahead.position])
+
+
 def settlement(relay: bytes, started: tuple[int, ...], chance: random.Random) -> SettleMessages:
     sent, failed, dead = [], [], []
     for position in started:

@@ -219,7 +219,9 @@ def _start_in(op: StartMessages, run: _Transaction) -> Program[tuple[Outgoing, .
 
 
 def _settle_in(op: SettleMessages, run: _Transaction) -> Program[bool]:
-    rows = yield from run(_step("lock", relay=op.relay), begins=True)
+    # The lease is renewed first: it may end while messages are deleted, and the next ones are sent under a new one.
+    renewal = [_step("renew", relay=op.relay, lease=_micros(op.lease))] if op.then else []
+    rows = yield from run(*renewal, _step("lock", relay=op.relay), begins=True)
     if not rows:
         yield from run(ends=True)
         return False
@@ -252,8 +254,6 @@ def _settle_in(op: SettleMessages, run: _Transaction) -> Program[bool]:
             _step("bury", letters),
             _step("delete", letters),
         ]
-    if op.then:
-        steps.append(_step("renew", relay=op.relay, lease=_micros(op.lease)))
     yield from run(*steps, _step("started", relay=op.relay, started=json.dumps(op.then)), ends=True)
     return True
 
