@@ -494,6 +494,21 @@ def test_what_was_read_ahead_is_left_to_the_others_if_the_lease_has_ended() -> N
     assert isinstance(relay.request, JoinRelays)
 
 
+def test_what_was_read_ahead_does_not_overtake_what_is_redriven_meanwhile() -> None:
+    relay = made()
+    relay.outbox.add("s")
+    redriven = relay.outbox.rows.pop(1)
+    for number in range(20):
+        relay.outbox.add("s" if number == 15 else "")
+    relay.run_until(lambda: isinstance(relay.request, SettleMessages))
+    assert relay.request.then
+    relay.outbox.rows |= {100: redriven, 101: relay.outbox.rows.pop(17)}
+    relay.run_until(lambda: not relay.outbox.rows)
+    assert [message.sequence for message in relay.broker.taken if message.stream] == [1, 2]
+    assert len(relay.broker.taken) == 21
+    assert not relay.named(events.RelayLate)
+
+
 def test_reading_on_does_not_overtake_a_late_commit_of_the_same_stream() -> None:
     """The trap of every cursor: position 1 commits when position 11 has been sent. Position 12 must wait for it."""
     relay = made()

@@ -64,3 +64,23 @@ def test_a_task_is_cancelled_when_the_time_is_over() -> None:
         return ends
 
     assert asyncio.run(use()) == ["stopped", "cancelled"]
+
+
+def test_a_task_is_cancelled_at_once_also_if_its_caller_is_cancelled() -> None:
+    async def main() -> None:
+        background, ended = BackgroundTask("test"), asyncio.Event()
+
+        async def work() -> None:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                ended.set()
+
+        background.start(work)
+        await asyncio.sleep(0)
+        stopping = asyncio.create_task(background.stop(timeout=0))
+        await asyncio.sleep(0)
+        stopping.cancel()
+        await asyncio.wait_for(ended.wait(), 5)
+
+    asyncio.run(main())

@@ -146,7 +146,7 @@ class OutboxModel:
             self.relays[op.relay] = _Relay(self.clock() + op.lease, tuple(each.position for each in found))
         return tuple(found)
 
-    def _settle(self, op: SettleMessages) -> bool:
+    def _settle(self, op: SettleMessages) -> bool | None:
         if not self._lives(op.relay):
             return False
         relay = self.relays[op.relay]
@@ -171,9 +171,10 @@ class OutboxModel:
                         if later.visible and later.message.stream == row.message.stream:
                             self.dead[later.message.id] = ("parked", later.starts)
                             del self.rows[position]
-        relay.started = op.then
+        whole = all(position in self.rows for position in op.then)
+        relay.started = op.then if whole else ()
         relay.lease_end = max(relay.lease_end, self.clock() + op.lease)
-        return True
+        return True if whole else None
 
 
 _ids = itertools.count(1)

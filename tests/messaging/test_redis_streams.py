@@ -15,6 +15,7 @@ from semel.errors import BrokerUnavailable, ConfigurationError
 from semel.messaging.brokers.redis_streams import RedisStreamsBroker, RedisStreamsSource
 from semel.messaging.brokers.urls import open_broker, open_source
 from semel.messaging.ports import BrokerDown, Delivery, DestinationDown, Refused, Sent, TryAgain
+from semel.stores.redis.commands import RedisCommand
 from semel.testing.brokers import BrokerSuite, SourceSuite
 from tests.servers import RedisClusterServers, RedisServer
 
@@ -219,6 +220,42 @@ class TestConsuming:
             first._reader_until = time.monotonic() + 60  # it wakes, and believes that it is still the reader
             assert list(await first.receive(10, 0.0)) == []
             assert sequences(await receive(second, 1)) == [7]
+            for source in (first, second):
+                await source.close()
+            await broker.close()
+
+        asyncio.run(main())
+
+    def test_a_consumer_that_lost_the_stream_reads_nothing_new_before_it_has_taken_over_what_is_left(
+        self, redis_url: str
+    ) -> None:
+        """It is paused before it reads what it has not finished. Another one is the reader then, and dies."""
+
+        async def main() -> None:
+            broker = RedisStreamsBroker(redis_url, stream="orders")
+            first, second = (RedisStreamsSource(redis_url, stream="orders", group="g", consumer=name) for name in "ab")
+            await broker.publish([message("s", n) for n in range(1, 4)], soon())
+            await first.acknowledge(await receive(first, 1))
+            first._read_again()
+            read, paused = first._as_reader, False
+
+            async def end_lease() -> None:
+                await broker._servers.exchange("orders", [RedisCommand((b"DEL", first._reader_key))])
+
+            async def read_late(lease: float, *what: object) -> list[object] | None:
+                nonlocal paused
+                if paused or not what:
+                    return await read(lease, *what)
+                paused = True
+                await end_lease()
+                assert sequences(await receive(second, 1)) == [2]
+                found = await read(lease, *what)
+                await second._keeping.stop(timeout=0)
+                await end_lease()
+                return found
+
+            first._as_reader = read_late  # type: ignore[method-assign]
+            assert sequences(await receive(first, 2)) == [2, 3]
             for source in (first, second):
                 await source.close()
             await broker.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from semel import MemoryStore, PostgresStore, SQLiteStore
+from semel import AsyncSQLiteStore, MemoryStore, PostgresStore, SQLiteStore
 from semel.core.messaging import relaying
 from semel.core.messaging.messages import (
     BrokerDown,
@@ -20,6 +20,7 @@ from semel.core.messaging.messages import (
     InspectOutbox,
     Refused,
     Sent,
+    StartMessages,
     TryAgain,
 )
 from semel.core.messaging.relaying import RelayReport
@@ -323,6 +324,36 @@ class Unreliable(SQLiteStore):
             self.failures += 1
             raise StoreUnavailable("away")
         return super().execute(op)
+
+
+@pytest.mark.parametrize("error", [None, ConfigurationError("the tables are being changed")])
+def test_what_was_published_is_settled_although_the_store_does_not_read_ahead(
+    open_desk: OpenDesk, error: Exception | None
+) -> None:
+    """The store answers to a read too late, or with an error that is not its own. The batch that was published
+    meanwhile must be settled before the lease ends, otherwise it is sent again."""
+    desk = open_desk("async-sqlite")
+    fill(desk, 6)
+    broker = RecordingBroker()
+
+    class Mute(AsyncSQLiteStore):
+        async def execute(self, op: Op[Any]) -> Any:
+            if isinstance(op, StartMessages) and op.ahead:
+                if error is not None:
+                    raise error
+                await asyncio.sleep(3)
+            return await super().execute(op)
+
+    async def main() -> None:
+        store = Mute(desk.url)
+        async with AsyncRelay(store, broker, batch=3, lease=1.0):
+            await broker.wait_for_async(6)
+            await asyncio.to_thread(wait_until, lambda: not desk.state()["outbox"])
+        await store.close()
+
+    assert desk._runner is not None
+    desk._runner.run(main())
+    assert broker.ids() == [f"m{number}" for number in range(6)]
 
 
 @pytest.mark.postgres

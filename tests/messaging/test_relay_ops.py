@@ -19,6 +19,8 @@ from semel.core.messaging.messages import (
     Failure,
     JoinRelays,
     LeaveRelays,
+    LetterFilter,
+    RedriveLetters,
     SettleMessages,
     StartMessages,
     lane_of,
@@ -86,7 +88,7 @@ class Model:
             self.relay[relay] = (True, found)
         return [self.outbox[position]["id"] for position in found]
 
-    def settle(self, op: SettleMessages) -> bool:
+    def settle(self, op: SettleMessages) -> bool | None:
         alive, started = self.relay.get(op.relay, (False, []))
         if not alive:
             return False
@@ -128,8 +130,9 @@ class Model:
         for position in sorted(letters):
             row = self.outbox.pop(position)
             self.dead.append((row["id"], letters[position], row["starts"]))
-        self.relay[op.relay] = (True, list(op.then))
-        return True
+        whole = all(position in self.outbox for position in op.then)
+        self.relay[op.relay] = (True, list(op.then) if whole else [])
+        return True if whole else None
 
     def state(self) -> dict[str, Any]:
         return {
@@ -216,6 +219,49 @@ def test_what_was_read_ahead_is_started_with_a_new_lease_when_the_batch_before_i
     assert [(one.id, one.starts) for one in desk.execute(StartMessages(B, 9, LEASE))] == [
         ("m2", 1), ("m3", 1), ("m4", 0), ("m5", 0),
     ]  # fmt: skip
+
+
+def test_what_was_read_ahead_is_not_started_if_a_redrive_has_put_others_before_it(desk: Desk) -> None:
+    desk.execute(JoinRelays(A, LEASE))
+    desk.add("dead", "s", sequence=1)
+    (dead,) = desk.execute(StartMessages(A, 1, LEASE))
+    desk.execute(SettleMessages(A, (), dead=(DeadLetter(dead.position, "no", park=False),)))
+    desk.add("other")
+    desk.add("later", "s", sequence=2)
+    (first,) = desk.execute(StartMessages(A, 1, LEASE))
+    (ahead,) = desk.execute(StartMessages(A, 1, LEASE, first.position, ahead=True))
+    assert desk.execute(RedriveLetters(LetterFilter(), 2**40, 10)) == 1
+    op = SettleMessages(A, (first.position,), then=(ahead.position,), lease=LEASE)
+    assert desk.execute(op) is None
+    assert desk.state()["relay"][A] == (True, [])
+    assert start(desk, A) == ["dead", "later"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", marked("postgres", "mysql"))
+def test_the_lease_is_renewed_also_if_it_ends_while_the_batch_before_is_deleted(
+    kind: str, open_desk: Callable[[str], Desk]
+) -> None:
+    """Somebody holds a lock on a message for longer than the lease. The relay sends the next batch after that, so
+    it must own its lanes until then."""
+    desk = open_desk(kind)
+    for number in range(2):
+        desk.add(f"m{number}")
+    desk.execute(JoinRelays(A, 1.0))
+    (first,) = desk.execute(StartMessages(A, 1, 1.0))
+    (ahead,) = desk.execute(StartMessages(A, 1, 1.0, first.position, ahead=True))
+    settled: list[bool] = []
+    op = SettleMessages(A, (first.position,), then=(ahead.position,), lease=LEASE)
+    thread = threading.Thread(target=lambda: settled.append(desk.execute(op)))
+    other = desk.connect()
+    with desk.transaction(other):
+        desk.sql("SELECT id FROM semel_outbox WHERE position = %s FOR UPDATE", first.position, conn=other)
+        thread.start()
+        time.sleep(1.1)
+    thread.join()
+    other.close()
+    assert settled == [True]
+    assert desk.state()["relay"][A] == (True, [ahead.position])
 
 
 def settlement(relay: bytes, started: tuple[int, ...], chance: random.Random) -> SettleMessages:

@@ -63,7 +63,11 @@ class BackgroundTask:
         task, self._task = self._task, None
         if task is None:
             return
-        done, _ = await asyncio.wait([task], timeout=timeout)
-        if not done:
-            task.cancel()
-            await asyncio.wait([task])
+        # With 0 it is cancelled before anything is awaited. A caller that is cancelled itself would leave behind a task
+        # that looks at no ``stopping``, such as one that renews the messages of a source.
+        if timeout != 0:
+            done, _ = await asyncio.wait([task], timeout=timeout)
+            if done:
+                return
+        task.cancel()
+        await asyncio.wait([task])

@@ -267,7 +267,8 @@ class _Driver:
                         answer = await self._publish(request)
                     else:
                         # The read goes first, because an adapter may be busy before it lets others run.
-                        read, results = await asyncio.gather(self._read(request.meanwhile), self._publish(request))
+                        reading = self._read(request.meanwhile, request.deadline)
+                        read, results = await asyncio.gather(reading, self._publish(request))
                         answer = results, read
                 elif isinstance(request, Rest):
                     answer = await self._rest(request.seconds)
@@ -297,11 +298,13 @@ class _Driver:
             failure = TryAgain(f"the adapter raised {describe_error(error)}")
         return [failure] * len(messages)
 
-    async def _read(self, op: StartMessages | ReadLog) -> tuple[Outgoing, ...] | None:
+    async def _read(self, op: StartMessages | ReadLog, deadline: float) -> tuple[Outgoing, ...] | None:
+        """Read ahead. A read that fails or takes too long must not keep what is published from being settled."""
         try:
-            return await self._store.execute(op)
-        except StoreError:
-            return None  # it is read again
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await self._store.execute(op)
+        except Exception:
+            return None  # it is read again, and then its error is reported
 
     async def _rest(self, longest: float) -> bool:
         """Wait for a wake-up. Returns whether there was one."""

@@ -85,10 +85,10 @@ def _start(op: StartMessages) -> Program[tuple[Outgoing, ...] | None]:
     return () if rows[0][0] is None else outgoing(rows)
 
 
-def settle(op: SettleMessages) -> Program[bool]:
-    """Settle messages that a relay has started. Returns False if its lease has ended (PostgreSQL)."""
+def settle(op: SettleMessages) -> Program[bool | None]:
+    """Settle messages that a relay has started (PostgreSQL)."""
     if not op.failed and not op.dead:
-        return bool((yield _P["settle_sent"](relay=op.relay, sent=op.sent, next=op.then, lease=op.lease)))
+        return _settled((yield _P["settle_sent"](relay=op.relay, sent=op.sent, next=op.then, lease=op.lease)))
     rows = yield _P["settle"](
         relay=op.relay,
         sent=op.sent,
@@ -102,7 +102,12 @@ def settle(op: SettleMessages) -> Program[bool]:
         next=op.then,
         lease=op.lease,
     )
-    return bool(rows)
+    return _settled(rows)
+
+
+def _settled(rows: Rows) -> bool | None:
+    """The answer of a row that says whether all that was read ahead is still there; no row: the lease has ended."""
+    return (rows[0][0] or None) if rows else False
 
 
 def _leave(op: LeaveRelays) -> Program[None]:
@@ -218,8 +223,10 @@ def _start_in(op: StartMessages, run: _Transaction) -> Program[tuple[Outgoing, .
     return found
 
 
-def _settle_in(op: SettleMessages, run: _Transaction) -> Program[bool]:
-    rows = yield from run(_step("lock", relay=op.relay), begins=True)
+def _settle_in(op: SettleMessages, run: _Transaction) -> Program[bool | None]:
+    # The lease is renewed first: it may end while messages are deleted, and the next ones are sent under a new one.
+    renewal = [_step("renew", relay=op.relay, lease=_micros(op.lease))] if op.then else []
+    rows = yield from run(*renewal, _step("lock", relay=op.relay), begins=True)
     if not rows:
         yield from run(ends=True)
         return False
@@ -252,10 +259,12 @@ def _settle_in(op: SettleMessages, run: _Transaction) -> Program[bool]:
             _step("bury", letters),
             _step("delete", letters),
         ]
-    if op.then:
-        steps.append(_step("renew", relay=op.relay, lease=_micros(op.lease)))
-    yield from run(*steps, _step("started", relay=op.relay, started=json.dumps(op.then)), ends=True)
-    return True
+    then = op.then
+    if then:
+        rows = yield from run(*steps, _step("count", [{"position": position} for position in then]))
+        steps, then = [], then if rows[0][0] == len(then) else ()
+    yield from run(*steps, _step("started", relay=op.relay, started=json.dumps(then)), ends=True)
+    return True if then == op.then else None
 
 
 def _leave_in(op: LeaveRelays, run: _Transaction) -> Program[None]:

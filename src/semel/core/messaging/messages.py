@@ -304,7 +304,7 @@ class DeadLetter:
 
 
 @value
-class SettleMessages(StoreOp[bool]):
+class SettleMessages(StoreOp["bool | None"]):
     """Delete the messages that were sent, put off those that failed, and move those that are given up. The answer is
     False if the relay's lease has ended; then nothing has changed.
 
@@ -318,7 +318,8 @@ class SettleMessages(StoreOp[bool]):
     failed: tuple[Failure, ...] = ()
     dead: tuple[DeadLetter, ...] = ()
     then: tuple[int, ...] = ()
-    """Messages that were read ahead. They are under way from now on, and the lease is renewed."""
+    """Messages that were read ahead. They are under way from now on, and the lease is renewed. If one of them is gone,
+    because a redrive has put others before it, none is under way, and the answer is None."""
     lease: float = 0.0
 
 

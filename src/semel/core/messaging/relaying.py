@@ -11,7 +11,7 @@ The flow is a generator that knows no store, broker or thread. It yields the Ops
 
 What keeps the order of a stream: only the owner of a lane sends its messages; a message that was not sent ends its
 stream for this batch; a batch that reads on from the last one takes a stream up only where it left it; a batch that was
-read ahead is dropped if not all of the one before it was sent.
+read ahead is dropped if not all of the one before it was sent, or if some of it was moved behind redriven messages.
 
 If the outbox is a log, the relay that owns its cursor sends a batch of the queue and batches of the log in turn. What
 it cannot send moves from the log to the queue, with all that follow in its stream, until the queue has none of them.
@@ -385,7 +385,9 @@ class _Run:
             if self._ahead:
                 op = replace(op, then=tuple(map(_POSITION, self._ahead)), lease=plan.lease)
             settled = yield from self._settle(op, began + plan.lease)
-        if not settled:
+        if settled is None:
+            self._ahead, self._read_on = _NONE, 0
+        elif not settled:
             self._relay = None
             self._ahead = _NONE
             plan.hook(events.RelayLate("", "", "", len(op.sent)))
@@ -566,11 +568,11 @@ class _Run:
             each.position, reason, plan.longest_pause / (2 if starts >= max(plan.tries, SUSPECT + 1) else 1)
         ), event
 
-    def _settle(self, op: SettleMessages | PassLog, lease_end: float) -> _Steps:
+    def _settle(self, op: SettleMessages | PassLog, lease_end: float) -> Generator[Any, Any, bool | None]:
         """Settle, and try again while the lease lasts: what was sent and is not settled is sent twice."""
         pause = STORE_PAUSE_FIRST
         while True:
-            answer: bool | Raised = yield op
+            answer: bool | Raised | None = yield op
             if not isinstance(answer, Raised):
                 return answer
             self._tell_store_failed(op, answer.error)

@@ -310,6 +310,8 @@ class RedisStreamsSource:
             return found
         while self._history is not None:
             entries = await self._entries(limit, self._history)
+            if self._ordered and not self._reader_until:
+                return []  # another one is the reader by now: what it leaves comes before anything new
             self._history = entries[-1][0] if entries else None
             again = [(id, fields) for id, fields in entries if id not in self._known()]
             if again:

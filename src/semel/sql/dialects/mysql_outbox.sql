@@ -53,6 +53,9 @@ SELECT started FROM semel_relay WHERE relay = :relay AND lease_end > {{now}} FOR
 -- name: started (writes)
 UPDATE semel_relay SET started = :started WHERE relay = :relay
 
+-- name: count (reads)
+SELECT COUNT(*) FROM semel_outbox WHERE position IN ([[:position]])
+
 -- name: streams (reads)
 SELECT position, stream, id FROM semel_outbox WHERE position IN ([[:position]]) ORDER BY position
 

@@ -89,14 +89,16 @@ FROM me LEFT JOIN found f ON true
 ORDER BY f.position
 
 -- name: settle (writes)
--- Only what the relay has started is settled. A repeat finds nothing there, and changes nothing. The later
--- messages of a parked stream are looked for without an index: that is rare.
+-- Only what the relay has started is settled. A repeat finds nothing there, and changes nothing. What was read ahead is
+-- started only if all of it is still there: otherwise a redrive has put other messages before it. The later messages of a parked stream are looked for without an index: that is rare.
 WITH me AS (
     SELECT started FROM semel_relay WHERE relay = :relay::bytea AND lease_end > {{now}} FOR UPDATE
+), ahead AS (
+    SELECT count(*) = cardinality(:next::bigint[]) AS whole FROM semel_outbox WHERE position = ANY (:next)
 ), ended AS (
-    UPDATE semel_relay r SET started = :next::bigint[],
+    UPDATE semel_relay r SET started = CASE WHEN ahead.whole THEN :next::bigint[] ELSE '{}' END,
         lease_end = greatest(r.lease_end, {{now}} + :lease::float8 * interval '1 second')
-    FROM me WHERE r.relay = :relay
+    FROM me, ahead WHERE r.relay = :relay
 ), gone AS (
     DELETE FROM semel_outbox o
     USING (SELECT unnest(:sent::bigint[]) INTERSECT SELECT unnest(started) FROM me) AS s (position)
@@ -147,16 +149,18 @@ WITH me AS (
     ON CONFLICT (origin, id) DO UPDATE SET died = excluded.died, reason = excluded.reason, starts = excluded.starts,
         redrives = excluded.redrives
 )
-SELECT 1 FROM me
+SELECT ahead.whole FROM me, ahead
 
 -- name: settle_sent (writes)
 -- The same, if all that is to be settled was sent.
 WITH me AS (
     SELECT started FROM semel_relay WHERE relay = :relay::bytea AND lease_end > {{now}} FOR UPDATE
+), ahead AS (
+    SELECT count(*) = cardinality(:next::bigint[]) AS whole FROM semel_outbox WHERE position = ANY (:next)
 ), ended AS (
-    UPDATE semel_relay r SET started = :next::bigint[],
+    UPDATE semel_relay r SET started = CASE WHEN ahead.whole THEN :next::bigint[] ELSE '{}' END,
         lease_end = greatest(r.lease_end, {{now}} + :lease::float8 * interval '1 second')
-    FROM me WHERE r.relay = :relay
+    FROM me, ahead WHERE r.relay = :relay
 ), gone AS (
     DELETE FROM semel_outbox o
     USING (SELECT unnest(:sent::bigint[]) INTERSECT SELECT unnest(started) FROM me) AS s (position)
@@ -165,7 +169,7 @@ WITH me AS (
 ), released AS (
     DELETE FROM semel_hold h WHERE h.until <= {{now}} AND h.stream = ANY (ARRAY(SELECT stream FROM gone WHERE stream <> ''))
 )
-SELECT 1 FROM me
+SELECT ahead.whole FROM me, ahead
 
 -- name: leave (writes)
 WITH gone AS (DELETE FROM semel_relay WHERE relay = :relay::bytea RETURNING relay)

@@ -54,6 +54,10 @@ SELECT started FROM semel_relay WHERE relay = :relay AND lease_end > :now
 -- name: started (writes)
 UPDATE semel_relay SET started = :started WHERE relay = :relay
 
+-- name: count (writes)
+SELECT count(*) FROM semel_outbox
+WHERE position IN (SELECT json_extract(value, '$.position') FROM json_each(:rows))
+
 -- name: streams (writes)
 SELECT position, stream, id FROM semel_outbox
 WHERE position IN (SELECT json_extract(value, '$.position') FROM json_each(:rows)) ORDER BY position
