@@ -90,7 +90,8 @@ ORDER BY f.position
 
 -- name: settle (writes)
 -- Only what the relay has started is settled. A repeat finds nothing there, and changes nothing. What was read ahead is
--- started only if all of it is still there: otherwise a redrive has put other messages before it. The later messages of a parked stream are looked for without an index: that is rare.
+-- started only if all of it is still there: otherwise a redrive has put other messages before it. The later messages of a
+-- parked stream are looked for without an index: that is rare.
 WITH me AS (
     SELECT started FROM semel_relay WHERE relay = :relay::bytea AND lease_end > {{now}} FOR UPDATE
 ), ahead AS (
