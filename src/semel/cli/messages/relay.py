@@ -72,6 +72,7 @@ def configure_relay(parser: argparse.ArgumentParser) -> None:
         "--allow-unordered", action="store_true", help="publish to a broker that does not keep the order of streams"
     )
     parser.add_argument("--json", action="store_true", help="JSON objects, one line each")
+    parser.set_defaults(shows_risks=True)  # it runs for long, so it says once what the broker's settings can lose
 
 
 def relay(args: argparse.Namespace) -> int:
@@ -205,13 +206,16 @@ class _Screen(logging.Handler):
 @contextmanager
 def _problems_on_screen() -> Iterator[None]:
     log, screen = logging.getLogger("semel.relay"), _Screen()
+    driver, silence = logging.getLogger("aiormq"), logging.NullHandler()  # the relay says the same in its own words
     level = log.level
     log.addHandler(screen)
+    driver.addHandler(silence)
     log.setLevel(logging.INFO)
     try:
         yield
     finally:
         log.removeHandler(screen)
+        driver.removeHandler(silence)
         log.setLevel(level)
 
 
