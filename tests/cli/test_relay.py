@@ -57,6 +57,17 @@ def test_once_sends_all_and_ends(url: str, broker: RecordingBroker, capsys: pyte
     assert capsys.readouterr().out == "the outbox is empty\nno relay is running\n"
 
 
+def test_once_says_what_stays_in_the_outbox(
+    url: str, broker: RecordingBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.answer = lambda message: Refused("no such queue") if message.id == "m1" else Sent()
+    words = ["relay", url, "--to", "kafka://host/topic", "--once", "--tries", "1"]
+    assert main(words) == 1
+    assert capsys.readouterr().out == "in all: 3 sent, 1 blocked\n"
+    assert main(words) == 0
+    assert capsys.readouterr().out == "in all: 0 sent; 1 not due, or with another relay: see `semel outbox`\n"
+
+
 def test_it_says_what_redis_can_lose(url: str, redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     assert main(["relay", url, "--to", f"{redis.database()}?stream=s", "--once"]) == 0
     assert caplog.text.count("a restart forgets every record") == 1
