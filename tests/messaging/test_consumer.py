@@ -394,6 +394,11 @@ def test_a_handler_that_cannot_be_called_is_refused(on_sqlite: Books, wrong: Any
         inbox.handler("ledger", guard=guard)(wrong)
 
 
+def test_an_id_that_is_no_text_is_refused(on_sqlite: Books) -> None:
+    with on_sqlite.connect() as connection, pytest.raises(ConfigurationError, match="is text, not int: pass str"):
+        Inbox(on_sqlite.desk.store).process(connection, "ledger", cast(Any, 7), lambda: None)
+
+
 def test_what_is_no_source_is_refused(on_sqlite: Books) -> None:
     for wrong, text in (("redis://localhost", "a string: open_source"), (RecordingBroker(), "RecordingBroker")):
         with pytest.raises(ConfigurationError, match=f"a consumer takes a source, not {text}"):

@@ -556,6 +556,8 @@ def check_consumer(consumer: str) -> None:
 
 def check_message_id(id: str) -> None:
     """Raise ConfigurationError unless the inbox can hold the id."""
+    if not isinstance(id, str):
+        raise ConfigurationError(f"the id of a message is text, not {type(id).__name__}: pass str(…)")
     if not id or not fits_column(id):
         raise ConfigurationError(
             f"the id of a message is text of 1 to {MAX_NAME} characters, without control characters, and without "
