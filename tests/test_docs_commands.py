@@ -41,7 +41,8 @@ from tests.test_docs import DOCS, PAGES, ROOT, code_of, name_of, skip_without_it
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 OTHERS = {
-    "celery", "cp", "curl", "export", "gunicorn", "hypercorn", "nats", "pytest", "python", "schemathesis", "uvicorn",
+    ".venv/bin/python", "celery", "cp", "curl", "export", "gunicorn", "hypercorn", "nats", "pytest", "python",
+    "schemathesis", "uvicorn",
 }  # fmt: skip
 """Programs that the pages call and that are not ours. How they are called is checked below, or by people."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def test_show_finds_one(url: str, capsys: pytest.CaptureFixture[str], monkeypatc
     assert main(["dlq", "show", "m-1", "--origin", "mail"]) == 0
     shown = capsys.readouterr().out
     assert "origin        mail\n" in shown
+    assert re.search(r"^died +20\d\d-\d\d-\d\d \d\d:\d\d:\d\dZ$", shown, re.MULTILINE)
     assert "4242" not in shown
     assert main(["dlq", "show", url, "m-2", "--json", "--show-data"]) == 0
     assert output(capsys)["data"] == SECRET.decode()

@@ -22,6 +22,7 @@ from semel.core.messaging.messages import BrokerDown, DestinationDown, Refused, 
 from semel.messaging import Outbox
 from semel.stores import postgres
 from tests.messaging.recording_broker import RecordingBroker
+from tests.servers import RedisServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +55,32 @@ def test_once_sends_all_and_ends(url: str, broker: RecordingBroker, capsys: pyte
     assert capsys.readouterr().out == "in all: 4 sent\n"
     assert main(["outbox", url]) == 0
     assert capsys.readouterr().out == "the outbox is empty\nno relay is running\n"
+
+
+def test_once_says_what_stays_in_the_outbox(
+    url: str, broker: RecordingBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.answer = lambda message: Refused("no such queue") if message.id == "m1" else Sent()
+    words = ["relay", url, "--to", "kafka://host/topic", "--once", "--tries", "1"]
+    assert main(words) == 1
+    assert capsys.readouterr().out == "in all: 3 sent, 1 blocked\n"
+    assert main(words) == 0
+    assert capsys.readouterr().out == "in all: 0 sent; 1 not due, or with another relay: see `semel outbox`\n"
+
+
+def test_it_says_what_redis_can_lose(url: str, redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["relay", url, "--to", f"{redis.database()}?stream=s", "--once"]) == 0
+    assert caplog.text.count("a restart forgets every record") == 1
+
+
+def test_a_broker_that_cannot_be_reached_is_told_in_one_line(url: str) -> None:
+    """In a process of its own, where nobody has configured the loggers of drivers."""
+    command = [sys.executable, "-m", "semel", "relay", url, "--to", "amqp://127.0.0.1:1/?queue=q", "--once"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    lines = [line for line in ended.stderr.splitlines() if "Connect call failed" in line]
+    assert len(lines) == 1, ended.stderr
+    assert lines[0].startswith("the broker is down, so messages wait: RabbitMQ cannot be reached: ")
 
 
 def test_a_destination_that_is_down_is_told(

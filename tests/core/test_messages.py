@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -46,3 +48,10 @@ def test_a_message_is_refused_exactly_if_one_of_its_attributes_does_not_fit_a_co
 def test_the_longest_names_fit_together() -> None:
     longest = "x" * MAX_NAME
     check_message(Message(longest, longest, b"", longest, longest, longest, 1, longest, longest))
+
+
+@pytest.mark.parametrize("name", ["id", "type", "destination", "stream", "subject", "source"])
+def test_an_attribute_that_is_no_text_is_named_with_its_type(name: str) -> None:
+    attributes_of: dict[str, Any] = {"id": "m-1", "type": "order.placed", "data": b"", name: None}
+    with pytest.raises(ConfigurationError, match=f"the {name} of a message is text, not NoneType"):
+        check_message(Message(**attributes_of))

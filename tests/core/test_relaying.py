@@ -166,6 +166,29 @@ def test_a_blocked_stream_is_tried_for_ever_with_the_longest_pause() -> None:
     assert all(60 <= pause < 66 for pause in pauses)
 
 
+def test_a_message_that_is_refused_and_blocks_its_stream_is_soon_tried_again() -> None:
+    """A queue that does not exist is often created a moment later, by its consumer."""
+    relay = made(policy="block", tries=6)
+    relay.outbox.add("s")
+    relay.broker.answer = lambda message: Refused("no such queue") if len(times) < 4 else Sent()
+    times: list[float] = []
+    while relay.outbox.rows:
+        if isinstance(relay.request, Publish):
+            times.append(relay.outbox.clock())
+        relay.step()
+    pauses = [later - earlier for earlier, later in pairwise(times)]
+    assert [1 <= pauses[0] < 2.5, 2 <= pauses[1] < 3.5, 4 <= pauses[2] < 5.5] == [True] * 3  # it polls once a second
+    assert len(relay.named(events.StreamBlocked)) == 1
+
+
+def test_a_message_that_blocks_its_stream_shows_the_reason_while_it_rests() -> None:
+    relay = made(policy="block", tries=2)
+    relay.outbox.add("s")
+    relay.broker.answer = lambda message: Refused("no such queue")
+    relay.run_until(lambda: len(relay.named(events.PublishFailed)) > 10)
+    assert {event.error for event in relay.named(events.PublishFailed)} == {"no such queue"}
+
+
 def test_messages_after_a_failure_are_deleted_only_if_the_broker_took_them() -> None:
     """A broker that does not keep its promise: the third message was sent, and must not be sent again."""
     relay = made(until_idle=True)

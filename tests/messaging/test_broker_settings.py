@@ -41,6 +41,9 @@ def test_what_the_sources_declare() -> None:
         ("amqp://app:secret@host/shop", "needs a queue"),
         ("amqp://app:secret@host/shop?queue=orders&type=stream", "quorum or classic"),
         ("amqp://app:secret@host/shop?queue=orders&prefetch=none", "a number from 1 on"),
+        ("amqp://app:secret@host/shop?queue=orders&prefech=5", "unknown option; the options are: queue, .*, prefetch,"),
+        ("kafka://host:9092/orders?group=g&sesion.timeout.ms=6000", "librdkafka refuses .*sesion.timeout.ms"),
+        ("redis://:secret@host/0?stream=orders&gruop=g", "unknown option; the options are: stream, group, "),
     ],
 )
 def test_a_source_that_cannot_work_is_refused_without_its_password(url: str, said: str) -> None:
@@ -48,6 +51,26 @@ def test_a_source_that_cannot_work_is_refused_without_its_password(url: str, sai
         open_source(url)
     assert "secret@" not in str(raised.value)
     assert "=secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("kafka://host:9092/orders?liner.ms=5", "librdkafka refuses .*liner.ms"),
+        ("amqp://app:secret@host/shop?qeue=orders", "unknown option; the options are: queue, exchange, largest, "),
+        ("redis://:secret@host/0?strem=orders", "unknown option; the options are: stream, max_length, largest, "),
+    ],
+)
+def test_a_misspelt_option_of_a_broker_is_refused_at_once(url: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as raised:
+        open_broker(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_the_options_of_a_driver_are_allowed() -> None:
+    open_source("amqp://host/shop?queue=orders&heartbeat=10&cafile=ca.pem")
+    open_broker("redis://host/0?stream=orders&wait_replicas=1")
+    open_source("kafka://host:9092/orders?group=g&session.timeout.ms=6000")
 
 
 def test_a_queue_and_an_exchange_exclude_each_other() -> None:

@@ -7,19 +7,21 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 
-from semel import AsyncSemel, Semel
+from semel import AsyncSemel, AsyncSQLiteStore, MemoryStore, Semel, SQLiteStore
 from semel.core.lineage import Lineage
 from semel.core.messaging.messages import JoinRelays, Message, StartMessages
 from semel.errors import ConfigurationError, PolicyError
-from semel.messaging import AsyncDeadLetters, AsyncInbox, DeadLetters, Inbox
+from semel.messaging import AsyncDeadLetters, AsyncInbox, AsyncRelay, DeadLetters, Inbox, Relay
 from semel.messaging.aio_outbox import AsyncOutbox
 from semel.messaging.outbox import Outbox
 from semel.observe.events import Event
 from tests.messaging.desks import DIALECTS, KINDS, Desk
+from tests.messaging.recording_broker import RecordingBroker
 from tests.messaging.sources import ListSource
 from tests.transactional.kinds import mysql_parameters
 
@@ -372,6 +374,58 @@ def test_an_inbox_that_forgets_too_soon_is_refused(on_sqlite: Books) -> None:
     inbox = Inbox(books.desk.store)
     with pytest.raises(ConfigurationError, match="connect="):
         inbox.handler("ledger")
+    with pytest.raises(ConfigurationError, match=r"connect= is a function that opens a .* not a nullcontext"):
+        inbox.handler("ledger", connect=cast(Any, contextlib.nullcontext()))
+    with pytest.raises(ConfigurationError, match="guards of the class Semel, not AsyncSemel"):
+        inbox.handler("ledger", guard=cast(Any, AsyncSemel(AsyncSQLiteStore("app.db"))))
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda: None, lambda message: None, lambda message, connection, log: None, lambda *, message: None]
+)
+def test_a_handler_that_cannot_be_called_is_refused(on_sqlite: Books, wrong: Any) -> None:
+    """Every message would fail, and become a dead letter."""
+    inbox = Inbox(on_sqlite.desk.store)
+    with pytest.raises(PolicyError, match=r"with two arguments, .*\(message, connection\): "):
+        inbox.handler("ledger", connect=on_sqlite.connect)(wrong)
+    with pytest.raises(PolicyError, match=r"with two arguments, .*\(messages, connection\): "):
+        inbox.handler("ledger", connect=on_sqlite.connect, in_batches=True)(wrong)
+    with Semel(on_sqlite.desk.store) as guard, pytest.raises(PolicyError, match=r"\(message, op\): "):
+        inbox.handler("ledger", guard=guard)(wrong)
+
+
+def test_an_id_that_is_no_text_is_refused(on_sqlite: Books) -> None:
+    with on_sqlite.connect() as connection, pytest.raises(ConfigurationError, match="is text, not int: pass str"):
+        Inbox(on_sqlite.desk.store).process(connection, "ledger", cast(Any, 7), lambda: None)
+
+
+def test_what_is_no_source_is_refused(on_sqlite: Books) -> None:
+    for wrong, text in (("redis://localhost", "a string: open_source"), (RecordingBroker(), "RecordingBroker")):
+        with pytest.raises(ConfigurationError, match=f"a consumer takes a source, not {text}"):
+            on_sqlite.consume(cast(Any, wrong))
+
+
+@pytest.mark.parametrize(
+    ("sync", "awaited"),
+    [
+        (Inbox, AsyncInbox),
+        (Outbox, AsyncOutbox),
+        (DeadLetters, AsyncDeadLetters),
+        (partial(Relay, broker=RecordingBroker()), partial(AsyncRelay, broker=RecordingBroker())),
+    ],
+)
+def test_a_store_of_the_wrong_kind_is_refused(sync: Any, awaited: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"AsyncSQLiteStore is an async store: (\w+) cannot .*; use Async\1"):
+        sync(AsyncSQLiteStore("app.db"))
+    with pytest.raises(ConfigurationError, match=r"SQLiteStore is a sync store: Async(\w+) cannot use it; use \1"):
+        awaited(SQLiteStore("app.db"))
+    for make in (sync, awaited):
+        with pytest.raises(ConfigurationError, match=r"takes a store, .*, not a string: open_store\(URL\)"):
+            make("postgresql://app:secret@localhost/shop")
+        with pytest.raises(ConfigurationError, match=r"takes a store, .*, not object"):
+            make(object())
+        with pytest.raises(ConfigurationError, match="MemoryStore is in none"):
+            make(MemoryStore())
 
 
 def test_old_messages_are_forgotten(books: Books) -> None:

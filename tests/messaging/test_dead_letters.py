@@ -184,5 +184,5 @@ def test_a_redrive_is_capped_and_reports(
     assert "someone has moved back into the outbox 20 dead letters (origin 'ledger')" in caplog.text
     with pytest.raises(PolicyError):
         letters.redrive(rate=0)
-    with pytest.raises(ConfigurationError, match="no table for dead letters"):
+    with pytest.raises(ConfigurationError, match="MemoryStore is in none"):
         DeadLetters(MemoryStore())

@@ -29,7 +29,7 @@ from semel.core.messaging.messages import (
     TryAgain,
 )
 from semel.errors import ConfigurationError, SemelError
-from semel.messaging import Outbox, Relay
+from semel.messaging import AsyncOutbox, Outbox, Relay
 from semel.observe import events
 from semel.sql.outbox_log import LOG_PROGRAMS, QUERIES
 from tests.messaging.desks import Desk, marked
@@ -49,7 +49,7 @@ class LogDesk:
 
     def __init__(self, desk: Desk, mode: OutboxMode) -> None:
         self.desk, self.mode = desk, mode
-        self.outbox = Outbox(desk.store)
+        self.outbox: Any = (AsyncOutbox if desk.kind in ("asyncpg", "async-psycopg") else Outbox)(desk.store)
         self._connections: list[Any] = []
         self.last = 0
 

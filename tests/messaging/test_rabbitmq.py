@@ -13,7 +13,7 @@ import aio_pika
 import pytest
 
 from semel.core.messaging.messages import Message
-from semel.errors import ConfigurationError
+from semel.errors import BrokerUnavailable, ConfigurationError
 from semel.messaging.brokers.rabbitmq import RabbitMQBroker, RabbitMQSource
 from semel.messaging.ports import BrokerDown, Delivery, Refused, Result, Sent, TryAgain
 from semel.testing import brokers
@@ -115,6 +115,27 @@ def test_a_message_is_persistent_and_its_attributes_are_headers(rabbitmq: Rabbit
             assert wanted.items() <= found.headers.items()
 
     asyncio.run(main())
+
+
+def test_what_is_wrong_with_a_url_is_said_in_words(rabbitmq: RabbitMQServer) -> None:
+    address = rabbitmq.url.partition("@")[2].rstrip("/")
+
+    async def main(url: str) -> Sequence[Result]:
+        broker, source = RabbitMQBroker.from_url(url), RabbitMQSource.from_url(url)
+        results = await publish(broker, [brokers.new_message()])
+        with pytest.raises(BrokerUnavailable) as raised:
+            await source.receive(1, 1)
+        assert results == [BrokerDown(str(raised.value))]
+        await broker.close()
+        return results
+
+    for url, said in (
+        (f"amqp://guest:wrong@{address}/?queue=q", "RabbitMQ refuses the user or the password of the URL"),
+        (f"amqp://guest:guest@{address}/nowhere?queue=q", "RabbitMQ does not open the virtual host of the URL"),
+    ):
+        (result,) = asyncio.run(main(url))
+        assert isinstance(result, BrokerDown)
+        assert result.reason.startswith(said)
 
 
 def test_a_message_that_no_queue_gets_is_refused_alone(rabbitmq: RabbitMQServer) -> None:

@@ -403,6 +403,19 @@ class TestConsuming:
         asyncio.run(main())
 
 
+@pytest.mark.parametrize("wrong", ["redis://:password@{}/0?stream=s", "redis://{}/4711?stream=s"])
+def test_a_server_that_refuses_the_connection_is_down(redis: RedisServer, wrong: str) -> None:
+    """Otherwise a relay would give up every message because of its URL."""
+
+    async def main() -> None:
+        broker = open_broker(wrong.format(f"127.0.0.1:{redis.port}"))
+        (result,) = await broker.publish([Message(id="m", type="t", data=b"")], time.monotonic() + 5)
+        assert isinstance(result, BrokerDown)
+        await broker.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("url", ["redis://localhost", "redis://localhost?stream=s", "redis://localhost?group=g"])
 def test_a_source_needs_a_stream_and_a_group(url: str) -> None:
     with pytest.raises(ConfigurationError, match="needs a stream and a group"):

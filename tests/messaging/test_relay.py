@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -30,6 +30,7 @@ from semel.messaging import AsyncRelay, DeadLetters, Outbox, Relay
 from semel.observe import events
 from tests.messaging.desks import DIALECTS, KINDS, Desk, marked
 from tests.messaging.recording_broker import RecordingBroker
+from tests.messaging.sources import ListSource
 
 pytestmark = pytest.mark.timeout(60)
 OpenDesk = Callable[[str], Desk]
@@ -440,14 +441,22 @@ def test_a_broker_without_order_is_refused(sqlite: Desk) -> None:
     broker = RecordingBroker(ordered=False)
     for relay in (Relay, AsyncRelay):
         with pytest.raises(ConfigurationError, match="does not keep the order of a stream: pass allow_unordered=True"):
-            relay(sqlite.store, broker)
+            relay(sqlite.store if relay is Relay else AsyncSQLiteStore("app.db"), broker)
     fill(sqlite, 1)
     assert drain(sqlite, broker, allow_unordered=True).sent == 1
 
 
 def test_a_store_without_an_outbox_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="MemoryStore has none"):
+    with pytest.raises(ConfigurationError, match="MemoryStore is in none"):
         Relay(MemoryStore(), RecordingBroker())
+
+
+def test_what_is_no_broker_is_refused(sqlite: Desk) -> None:
+    nowhere: Any = "redis://localhost:6379/0"
+    with pytest.raises(ConfigurationError, match=r"a relay takes a broker, not a string: open_broker\(URL\) opens one"):
+        Relay(sqlite.store, nowhere)
+    with pytest.raises(ConfigurationError, match="a relay takes a broker, not ListSource"):
+        Relay(sqlite.store, cast(Any, ListSource([])))
 
 
 @pytest.mark.parametrize(

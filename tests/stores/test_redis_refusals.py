@@ -601,7 +601,7 @@ def test_an_address_that_no_server_can_have_is_not_available(address: Address, m
 
 
 def test_tls_settings_that_the_driver_refuses_are_a_mistake_in_the_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(settings_module._OPTIONS, "ssl_cert_reqs", str)
+    monkeypatch.setitem(settings_module.URL_OPTIONS, "ssl_cert_reqs", str)
 
     async def main() -> None:
         store = AsyncRedisStore("rediss://localhost:1?ssl_cert_reqs=nonne")

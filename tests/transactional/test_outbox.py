@@ -340,7 +340,7 @@ def test_a_database_without_the_tables_is_named(tmp_path: Any, till: Any) -> Non
 def test_a_store_outside_of_sql_has_no_outbox() -> None:
     from semel import MemoryStore
 
-    with pytest.raises(ConfigurationError, match="a table in the database"):
+    with pytest.raises(ConfigurationError, match="tables in the database"):
         Outbox(MemoryStore())
 
 

@@ -171,7 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     args = parse(words)
     log = logging.getLogger("semel.redis")
-    log.addFilter(_leave_risks_to_the_doctor)
+    if not getattr(args, "shows_risks", False):
+        log.addFilter(_leave_risks_to_the_doctor)
     try:
         code = cast(int, args.run(args))
         sys.stdout.flush()

@@ -7,6 +7,7 @@ store against these protocols.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from semel.core.call import Raised
@@ -247,6 +248,29 @@ def has_members(value: object, names: Sequence[str]) -> bool:
     ``isinstance`` with a protocol does not see those from Python 3.12 on.
     """
     return all(hasattr(value, name) for name in names)
+
+
+def check_sql_store(store: Any, kind: str, *, awaited: bool) -> None:
+    """Raise ConfigurationError if a class cannot use the store, instead of failing at its first call.
+
+    :param kind: the class, such as ``"Outbox"``.
+    :param awaited: it is the async one, ``AsyncOutbox``.
+    """
+    user, other = (f"Async{kind}", kind) if awaited else (kind, f"Async{kind}")
+    if not has_members(store, ("adopt", "execute")):
+        # Never quote a string: it may be a URL with a password.
+        wrong = "a string: open_store(URL) opens one" if isinstance(store, str) else type(store).__name__
+        raise ConfigurationError(f"{user} takes a store, such as PostgresStore(URL), not {wrong}")
+    name = type(store).__name__
+    if store.adopt is None:
+        raise ConfigurationError(
+            f"{user} uses tables in the database of your rows, and {name} is in none: use SQLiteStore, PostgresStore "
+            "or MySQLStore (Async… in an event loop)"
+        )
+    if iscoroutinefunction(store.execute) is not awaited:
+        raise ConfigurationError(
+            f"{name} is {'a sync' if awaited else 'an async'} store: {user} cannot use it; use {other}"
+        )
 
 
 def unit_of(store: Any, connection: object) -> Any:

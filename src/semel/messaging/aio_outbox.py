@@ -1,5 +1,6 @@
 # Twin: outbox.py is generated from this file by make twins.
 # Twin: await outbox.add -> outbox.add
+# Twin: awaited=True -> awaited=False
 """The outbox: add a message in the transaction of the state that it tells of.
 
 ::
@@ -21,7 +22,7 @@ from typing import Any
 from semel.core.messaging.messages import OUTBOX_MODES, OutboxMode, SwitchMode
 from semel.core.policy import Duration
 from semel.engine.operation.emitting import make_message, tell_emitted
-from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
+from semel.engine.ports import AsyncStore, AsyncUnit, check_sql_store, unit_of
 from semel.errors import ConfigurationError
 from semel.observe import events
 
@@ -35,11 +36,7 @@ class AsyncOutbox:
         :param source: who sends the messages, such as ``/orders``. CloudEvents call it the source.
         :param on_event: a hook, or a list of hooks, called with ``Emitted``, unless a hook of the running operation is.
         """
-        if store.adopt is None:
-            raise ConfigurationError(
-                f"an outbox is a table in the database of your rows, and {type(store).__name__} is in none: use "
-                "SQLiteStore, PostgresStore or MySQLStore (Async… in an event loop)"
-            )
+        check_sql_store(store, "Outbox", awaited=True)
         self.store = store
         self.source = source
         self._hook = events.call_hooks(events.hooks_of(on_event), "semel.outbox")

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Final
 
 from semel.core.messaging.messages import CountLetters, Letter, LetterFilter, ListLetters, PurgeLetters, RedriveLetters
-from semel.engine.ports import Store
-from semel.errors import ConfigurationError, PolicyError
+from semel.engine.ports import Store, check_sql_store
+from semel.errors import PolicyError
 
 _ALL: Final = LetterFilter()
 _AT_ONCE: Final = 100
@@ -34,11 +34,7 @@ class DeadLetters:
 
     def __init__(self, store: Store) -> None:
         """:param store: SQLite, PostgreSQL or MySQL, with Semel's tables."""
-        if store.adopt is None:
-            raise ConfigurationError(
-                f"{type(store).__name__} has no table for dead letters: they are in the database of the outbox or the "
-                "inbox, which is SQLite, PostgreSQL or MySQL"
-            )
+        check_sql_store(store, "DeadLetters", awaited=False)
         self._store = store
 
     def list(self, filter: LetterFilter = _ALL, *, after: int = 0, limit: int = _AT_ONCE) -> tuple[Letter, ...]:

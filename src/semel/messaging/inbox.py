@@ -49,7 +49,7 @@ from semel.engine.declare.handlers import with_handle
 from semel.engine.operation import Operation
 from semel.engine.operation.handle import set_lineage
 from semel.engine.operation.propagation import MessageOrigin, message_origin
-from semel.engine.ports import Store, unit_of
+from semel.engine.ports import Store, check_sql_store, has_members, unit_of
 from semel.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -109,6 +109,7 @@ class Inbox:
         :param on_event: a hook, or a list of hooks, called with what ``process`` and ``process_many`` do. Handlers have
             a setting of their own.
         """
+        check_sql_store(store, "Inbox", awaited=False)
         self._hook = events.call_hooks(events.hooks_of(on_event), "semel.inbox")
         self.store = store
         self.keep = seconds(keep, "keep")
@@ -218,6 +219,13 @@ class Inbox:
                 "a handler needs connect=, which opens the connection that it writes to, or guard=, if its effects are "
                 "outside of the database"
             )
+        if connect is not None and not callable(connect):
+            raise ConfigurationError(
+                "connect= is a function that opens a connection, such as pool.connection or a sessionmaker, not a "
+                f"{type(connect).__name__}"
+            )
+        if guard is not None and not isinstance(guard, Semel):
+            raise ConfigurationError(f"this inbox uses guards of the class Semel, not {type(guard).__name__}")
         for name, number in (("tries", tries), ("batch", batch)):
             if type(number) is not int or number < 1:
                 raise PolicyError(f"{name} is a whole number from 1, not {number!r}")
@@ -240,6 +248,7 @@ class Inbox:
         def decorate(function: Callable[[Any, Any], Any]) -> Consumer:
             if inspect.iscoroutinefunction(function):
                 raise PolicyError("the handler is async: use AsyncInbox")
+            _check_signature(function, "messages" if in_batches else "message", "connection" if connect else "op")
             return Consumer(self, function, plan, connect, guard)
 
         return decorate
@@ -308,6 +317,9 @@ class Consumer:
         self._stopping = True
 
     def _consume(self, source: Source, report: ConsumerReport, until_idle: float | None) -> None:
+        if not has_members(source, ("capabilities", "receive")):
+            wrong = "a string: open_source(URL) opens one" if isinstance(source, str) else type(source).__name__
+            raise ConfigurationError(f"a consumer takes a source, not {wrong}")
         self._check(source.capabilities)
         plan = replace(self._plan, counts_starts=source.capabilities.counts_starts)
         flow = plan.run(lambda: self._stopping, report, until_idle)
@@ -479,6 +491,17 @@ def _call(unit: SQLUnit, call: Callable[[], Any], origin: MessageOrigin) -> None
         unit.unwatch()
 
 
+def _check_signature(function: Callable[..., Any], first: str, second: str) -> None:
+    """Raise PolicyError if the function cannot be called so. Every message would fail, and become a dead letter."""
+    try:
+        inspect.signature(function).bind(first, second)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise PolicyError(f"a handler is called with two arguments, {name}({first}, {second}): {error}") from None
+    except ValueError:
+        pass  # a function in C may have no signature
+
+
 def _finish(result: Any) -> None:
     if inspect.iscoroutine(result):
         result.close()
@@ -533,6 +556,8 @@ def check_consumer(consumer: str) -> None:
 
 def check_message_id(id: str) -> None:
     """Raise ConfigurationError unless the inbox can hold the id."""
+    if not isinstance(id, str):
+        raise ConfigurationError(f"the id of a message is text, not {type(id).__name__}: pass str(…)")
     if not id or not fits_column(id):
         raise ConfigurationError(
             f"the id of a message is text of 1 to {MAX_NAME} characters, without control characters, and without "

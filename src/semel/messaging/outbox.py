@@ -20,7 +20,7 @@ from typing import Any
 from semel.core.messaging.messages import OUTBOX_MODES, OutboxMode, SwitchMode
 from semel.core.policy import Duration
 from semel.engine.operation.emitting import make_message, tell_emitted
-from semel.engine.ports import Store, Unit, unit_of
+from semel.engine.ports import Store, Unit, check_sql_store, unit_of
 from semel.errors import ConfigurationError
 from semel.observe import events
 
@@ -34,11 +34,7 @@ class Outbox:
         :param source: who sends the messages, such as ``/orders``. CloudEvents call it the source.
         :param on_event: a hook, or a list of hooks, called with ``Emitted``, unless a hook of the running operation is.
         """
-        if store.adopt is None:
-            raise ConfigurationError(
-                f"an outbox is a table in the database of your rows, and {type(store).__name__} is in none: use "
-                "SQLiteStore, PostgresStore or MySQLStore (Async… in an event loop)"
-            )
+        check_sql_store(store, "Outbox", awaited=False)
         self.store = store
         self.source = source
         self._hook = events.call_hooks(events.hooks_of(on_event), "semel.outbox")

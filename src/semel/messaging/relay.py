@@ -29,7 +29,7 @@ from semel.core.messaging.relaying import POISON, Poison, Publish, RelayFlow, Re
 from semel.core.policy import Duration, seconds
 from semel.engine.background import BackgroundTask, BackgroundThread
 from semel.engine.forking import survive_forks
-from semel.engine.ports import AsyncStore, Store
+from semel.engine.ports import AsyncStore, Store, check_sql_store, has_members
 from semel.engine.threaded import ThreadedStore
 from semel.errors import BrokerUnavailable, ConfigurationError, PolicyError, StoreError
 from semel.messaging.ports import Broker, BrokerDown, Result, TryAgain
@@ -81,7 +81,7 @@ class AsyncRelay:
         :param allow_unordered: publish to a broker that does not keep the order of streams.
         :param on_event: is called with every event. Without it, problems are logged by the logger ``semel.relay``.
         """
-        _check_store(store)
+        check_sql_store(store, "Relay", awaited=True)
         self.report = RelayReport()
         """What this relay has done so far."""
         self._driver = _Driver(
@@ -147,7 +147,7 @@ class Relay:
         on_event: events.EventHooks | None = None,
     ) -> None:
         """Same parameters as ``AsyncRelay``, with a sync store."""
-        _check_store(store)
+        check_sql_store(store, "Relay", awaited=False)
         self.report = RelayReport()
         """What this relay has done so far."""
         self._store = store
@@ -330,14 +330,6 @@ class _Driver:
                 await asyncio.sleep(0.001)
 
 
-def _check_store(store: AsyncStore | Store) -> None:
-    if store.adopt is None:
-        raise ConfigurationError(
-            f"a relay needs a store with an outbox, and {type(store).__name__} has none: "
-            "use SQLiteStore, PostgresStore or MySQLStore (Async… with AsyncRelay)"
-        )
-
-
 def _plan(
     broker: Broker,
     batch: int,
@@ -350,6 +342,9 @@ def _plan(
     hook: events.EventHook,
 ) -> RelayPlan:
     """Return the plan of these settings. Raises PolicyError or ConfigurationError."""
+    if not has_members(broker, ("capabilities", "publish")):
+        wrong = "a string: open_broker(URL) opens one" if isinstance(broker, str) else type(broker).__name__
+        raise ConfigurationError(f"a relay takes a broker, not {wrong}")
     known = broker.capabilities
     if not known.ordered and not allow_unordered:
         raise ConfigurationError(

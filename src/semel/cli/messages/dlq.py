@@ -27,6 +27,7 @@ from semel.cli.commands import (
     write_audit,
 )
 from semel.core.policy import duration, seconds
+from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from semel.core.messaging.messages import Letter, LetterFilter
@@ -78,7 +79,10 @@ def run(args: argparse.Namespace) -> int:
 @contextmanager
 def _open(url: str) -> Iterator[DeadLetters]:
     from semel.messaging import DeadLetters
+    from semel.stores.urls import has_outbox
 
+    if not has_outbox(url):
+        raise ConfigurationError("this store has no table for dead letters: that is in SQLite, PostgreSQL or MySQL")
     with open_guard(url) as guard:
         yield DeadLetters(guard.store)
 
@@ -144,6 +148,9 @@ def show(args: argparse.Namespace) -> int:
         print(as_json(shown))
         return OK
     width = max(map(len, shown))
+    for name in ("died", "time"):
+        if shown[name]:
+            shown[name] = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(shown[name]))
     for name, value in shown.items():
         text = _one_line(value) if isinstance(value, str) else as_json(value)
         say(f"{name.replace('_', ' '):<{width}}  {text}")

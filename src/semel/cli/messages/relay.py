@@ -72,6 +72,7 @@ def configure_relay(parser: argparse.ArgumentParser) -> None:
         "--allow-unordered", action="store_true", help="publish to a broker that does not keep the order of streams"
     )
     parser.add_argument("--json", action="store_true", help="JSON objects, one line each")
+    parser.set_defaults(shows_risks=True)  # it runs for long, so it says once what the broker's settings can lose
 
 
 def relay(args: argparse.Namespace) -> int:
@@ -100,6 +101,7 @@ def relay(args: argparse.Namespace) -> int:
 
 
 def _relay(store: Any, broker: Broker, settings: dict[str, Any], lines: _Lines) -> None:
+    from semel.core.messaging.messages import InspectOutbox
     from semel.messaging import Relay
 
     running = Relay(store, broker, **settings)
@@ -108,6 +110,7 @@ def _relay(store: Any, broker: Broker, settings: dict[str, Any], lines: _Lines) 
         lines.begin(running)
         if lines.once:
             lines.report = running.drain()
+            lines.left = store.execute(InspectOutbox(1))
             return
         with running:
             while not stopping.wait(1.0):
@@ -115,6 +118,7 @@ def _relay(store: Any, broker: Broker, settings: dict[str, Any], lines: _Lines) 
 
 
 async def _relay_async(open_store: Any, url: str, broker: Broker, settings: dict[str, Any], lines: _Lines) -> None:
+    from semel.core.messaging.messages import InspectOutbox
     from semel.messaging import AsyncRelay
 
     store = open_store(url)
@@ -133,6 +137,7 @@ async def _relay_async(open_store: Any, url: str, broker: Broker, settings: dict
             lines.begin(running)
             if lines.once:
                 lines.report = await running.drain()
+                lines.left = await store.execute(InspectOutbox(1))
                 return
             async with running:
                 while not stopping.is_set():
@@ -151,6 +156,8 @@ class _Lines:
         self._as_objects = as_objects
         self._watched = sys.stdout.isatty() or as_objects
         self._last: dict[str, Any] = {}
+        self.left: OutboxState | None = None
+        """What is in the outbox when all that was due is sent."""
 
     def begin(self, running: Relay | AsyncRelay) -> None:
         self.report = running.report
@@ -170,11 +177,13 @@ class _Lines:
 
     def finished(self) -> int:
         report = self.report
+        bad = report.failed or report.dead or report.blocked or report.broker_down or report.destinations_down
         if self._as_objects:
             say(as_json(asdict(report)))
         else:
-            say(f"in all: {_summary(report)}")
-        bad = report.failed or report.dead or report.blocked or report.broker_down or report.destinations_down
+            left = sum(each.messages for each in self.left.destinations) if self.left and not bad else 0
+            waiting = f"; {left:,} not due, or with another relay: see `semel outbox`" if left else ""
+            say(f"in all: {_summary(report)}{waiting}")
         return FAILED if self.once and bad else OK
 
 
@@ -205,13 +214,16 @@ class _Screen(logging.Handler):
 @contextmanager
 def _problems_on_screen() -> Iterator[None]:
     log, screen = logging.getLogger("semel.relay"), _Screen()
+    driver, silence = logging.getLogger("aiormq"), logging.NullHandler()  # the relay says the same in its own words
     level = log.level
     log.addHandler(screen)
+    driver.addHandler(silence)
     log.setLevel(logging.INFO)
     try:
         yield
     finally:
         log.removeHandler(screen)
+        driver.removeHandler(silence)
         log.setLevel(level)
 
 

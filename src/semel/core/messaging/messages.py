@@ -108,6 +108,8 @@ def check_message(message: Message) -> None:
     texts = _attributes_of(message)
     if set(map(type, texts)) != {str} or len(joined := "".join(texts)) > MAX_NAME or _ODD.search(joined):
         for name, text in zip(_ATTRIBUTES, texts, strict=True):  # seldom, because the first look takes less time
+            if not isinstance(text, str):
+                raise ConfigurationError(f"the {name} of a message is text, not {type(text).__name__}")
             if not fits_column(text):
                 raise ConfigurationError(
                     f"the {name} of a message is text of at most {MAX_NAME} characters, without control characters, "

@@ -205,8 +205,8 @@ class _Run:
         """That of the broker."""
         self._outages: dict[str, _CircuitBreaker] = {}
         """Those of single destinations."""
-        self._blocked: set[int] = set()
-        """The positions that were reported."""
+        self._blocked: dict[int, str] = {}
+        """The positions that were reported, and why they cannot be sent."""
 
     def flow(self) -> RelayFlow:
         pause = STORE_PAUSE_FIRST
@@ -438,7 +438,10 @@ class _Run:
                 unsent[each.position] = DestinationDown(outage.reason)
             elif each.starts >= most and (plan.policy(stream) != "block" or (each.starts - most) % 2 == 0):
                 # It has killed relays. If it blocks its stream, it rests at every other start, so that they live.
-                unsent[each.position] = Refused(f"{each.starts} attempts have failed, or have killed the relay")
+                known = self._blocked.get(each.position)  # while it rests, an operator still has to see why
+                unsent[each.position] = Refused(
+                    known or f"{each.starts} attempts have failed, or have killed the relay"
+                )
             elif oversize(each, plan.largest):
                 unsent[each.position] = Refused(f"it is larger than the {plan.largest} bytes that the broker takes")
             elif each.starts >= SUSPECT and len(found) > 1:
@@ -546,10 +549,9 @@ class _Run:
         starts = each.starts + 1
         about = (each.type, "", each.id, each.stream, reason)
         policy = plan.policy(each.stream)
+        after = min(plan.longest_pause, plan.pause * (1 << min(each.starts, 32))) * plan.jitter()
         if isinstance(result, TryAgain) and starts < plan.tries:
-            if result.after is None:
-                after = min(plan.longest_pause, plan.pause * (1 << min(each.starts, 32))) * plan.jitter()
-            else:
+            if result.after is not None:
                 after = result.after
             self._report.failed += 1
             return Failure(each.position, reason, max(after, SHORTEST_PAUSE)), events.PublishFailed(*about, starts)
@@ -561,12 +563,14 @@ class _Run:
         if each.position not in self._blocked:
             if len(self._blocked) >= REMEMBERED:
                 self._blocked.clear()
-            self._blocked.add(each.position)
             event = events.StreamBlocked(*about, starts)
-        # From the last try on it rests twice before each attempt: see _sort.
-        return Failure(
-            each.position, reason, plan.longest_pause / (2 if starts >= max(plan.tries, SUSPECT + 1) else 1)
-        ), event
+        self._blocked[each.position] = reason
+        if starts >= max(plan.tries, SUSPECT + 1):
+            after = plan.longest_pause / 2  # from now on it rests twice before each attempt: see _sort
+        elif starts >= plan.tries:
+            after = plan.longest_pause
+        # Otherwise it was refused, perhaps by a queue that is about to be created.
+        return Failure(each.position, reason, max(after, SHORTEST_PAUSE)), event
 
     def _settle(self, op: SettleMessages | PassLog, lease_end: float) -> Generator[Any, Any, bool | None]:
         """Settle, and try again while the lease lasts: what was sent and is not settled is sent twice."""

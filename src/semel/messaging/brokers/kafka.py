@@ -72,6 +72,8 @@ class KafkaBroker:
             "message.timeout.ms": 0,  # the deadline is ours: one message would time out, and the next one be sent
             "message.max.bytes": largest + OVERHEAD,
         }
+        if settings:
+            _check_settings(self._library, self._library.Producer, self._settings)
         self._producer: _Producer | None = None
         self.capabilities = Capabilities(name="Kafka", ordered=True, pipelines=True, largest=largest)
         self._light = light(largest)
@@ -284,7 +286,7 @@ class _Producer:
 
     def _hear(self, error: Any) -> None:
         if error.code() in (self._kinds._ALL_BROKERS_DOWN, self._kinds._AUTHENTICATION, self._kinds._SSL):
-            self.down = error.str()
+            self.down = f"Kafka cannot be reached: {error.str()}"
             self.outages += 1
 
     def _serve(self) -> None:
@@ -350,6 +352,8 @@ class KafkaSource:
             "error_cb": self._on_error,
             "on_commit": self._on_commit,
         }
+        if settings:
+            _check_settings(self._library, self._library.Consumer, self._settings)
         self._consumer: Any = None
         self._early: list[Any] = []
         """Records that came while a commit was waited for."""
@@ -648,6 +652,14 @@ def _settings(servers: str) -> dict[str, Any]:
         "reconnect.backoff.max.ms": 1000,
         "log_level": 2,  # otherwise a broker that is down is a line for each try; relay and consumer say it once
     }
+
+
+def _check_settings(library: Any, client: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for settings that librdkafka refuses. It reads them only when it makes a client."""
+    try:
+        client({name: value for name, value in settings.items() if name != "bootstrap.servers"}, logger=_log)
+    except library.KafkaException as error:
+        raise ConfigurationError(f"librdkafka refuses a setting: {error.args[0].str()}") from None
 
 
 def _read_url(url: str, known: Mapping[str, Callable[[str], Any]]) -> tuple[str, str, dict[str, Any], dict[str, str]]:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from semel.errors import ConfigurationError, PolicyError
 
 
-def split_options(url: str, known: Mapping[str, Callable[[str], Any]]) -> tuple[str, dict[str, Any]]:
+def split_options(
+    url: str, known: Mapping[str, Callable[[str], Any]], others: Collection[str] | None = None
+) -> tuple[str, dict[str, Any]]:
     """Return the URL without the options that are ``known``, and their values. Errors never quote the URL.
 
     :param known: the function that reads each option. It raises ValueError with what the value should be.
+    :param others: the options that the URL may have as well, for a driver. Defaults to any.
     """
     parts = urlsplit(url)
     found: dict[str, Any] = {}
     rest = []
     for name, text in parse_qsl(parts.query, keep_blank_values=True):
         if name not in known:
+            if others is not None and name not in others:
+                raise _unknown(list(dict.fromkeys((*known, *others))))
             rest.append((name, text))
             continue
         try:
@@ -38,8 +43,12 @@ def read_url(url: str, known: Mapping[str, Callable[[str], Any]]) -> tuple[str, 
     plain, found = split_options(url, known)
     parts = urlsplit(plain)
     if parts.query:
-        raise ConfigurationError(f"the broker's URL has an unknown option; the options are: {', '.join(known)}")
+        raise _unknown(known)
     return parts.netloc, unquote(parts.path[1:]), found
+
+
+def _unknown(known: Collection[str]) -> ConfigurationError:
+    return ConfigurationError(f"the broker's URL has an unknown option; the options are: {', '.join(known)}")
 
 
 def number(text: str) -> int:

@@ -18,7 +18,7 @@ import logging
 import re
 import time
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, Self
 
@@ -41,6 +41,15 @@ _OWN_HEADERS: Final = re.compile("x-(death|first-death-.*|last-death-.*|delivery
 """Headers that RabbitMQ adds to a message."""
 _DIFFERENT: Final = re.compile(r"inequivalent arg '([^']+)'(?:.* current is the value '([^']*)' of type '(\w+)')?")
 """What RabbitMQ answers if a queue has other arguments than those it was declared with."""
+_BROKER_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {"queue": str, "exchange": str, "largest": number}
+_SOURCE_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
+    "queue": str, "type": str, "ordered": flag, "prefetch": number,
+}  # fmt: skip
+_LIBRARY_OPTIONS: Final = (
+    *("heartbeat", "timeout", "name", "auth"),
+    *("cafile", "capath", "cadata", "certfile", "keyfile", "no_verify_ssl"),
+)
+"""Options of a URL that aio-pika reads. It ignores others, so one URL may serve a broker and a source."""
 _SINGLE: Final = "x-single-active-consumer"
 _log: Final = logging.getLogger("semel.rabbitmq")
 
@@ -73,7 +82,7 @@ class RabbitMQBroker:
     @classmethod
     def from_url(cls, url: str) -> Self:
         """Open ``amqp://user:password@host/vhost?queue=orders``, or ``…?exchange=events``. Option: ``largest``."""
-        url, options = split_options(url, {"queue": str, "exchange": str, "largest": number})
+        url, options = split_options(url, _BROKER_OPTIONS, (*_LIBRARY_OPTIONS, *_SOURCE_OPTIONS))
         return cls(url, **options)
 
     async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
@@ -115,7 +124,7 @@ class RabbitMQBroker:
         except self._library.exceptions.CONNECTION_EXCEPTIONS as error:
             blocked = await self._is_blocked()
             self._drop()
-            return [blocked or BrokerDown(f"RabbitMQ cannot be reached: {error!r}")] * len(messages)
+            return [blocked or BrokerDown(_describe_outage(error))] * len(messages)
         wire = await channel.get_underlay_channel()
         sending = [asyncio.ensure_future(self._send_one(wire, message)) for message in messages]
         try:
@@ -247,7 +256,7 @@ class RabbitMQSource:
     @classmethod
     def from_url(cls, url: str) -> Self:
         """Open ``amqp://user:password@host/vhost?queue=orders``. Options: ``type``, ``ordered``, ``prefetch``."""
-        url, options = split_options(url, {"queue": str, "type": str, "ordered": flag, "prefetch": number})
+        url, options = split_options(url, _SOURCE_OPTIONS, (*_LIBRARY_OPTIONS, *_BROKER_OPTIONS))
         return cls(url, **{"queue": "", **options})
 
     async def receive(self, limit: int, seconds: float) -> Sequence[Delivery]:
@@ -266,7 +275,7 @@ class RabbitMQSource:
                         await self._arrived.wait()
         except self._library.exceptions.CONNECTION_EXCEPTIONS as error:
             await self.close()
-            raise BrokerUnavailable(f"RabbitMQ cannot be reached: {error!r}") from error
+            raise BrokerUnavailable(_describe_outage(error)) from error
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         handles: list[_Ticket] = [delivery.handle for delivery in deliveries]
@@ -424,6 +433,20 @@ def _text(text: Any) -> str:
 
 async def _connect(library: Any, url: str) -> Any:
     return await library.connect(url, timeout=CONNECT_TIMEOUT, client_properties={"connection_name": "semel"})
+
+
+def _describe_outage(error: BaseException) -> str:
+    """Why no connection can be opened."""
+    kind, text = type(error).__name__, ", ".join(map(str, error.args))
+    if kind == "ProbableAuthenticationError":
+        return f"RabbitMQ refuses the user or the password of the URL: {text}"
+    if kind == "InvalidFrameError" and "Connection.OpenOk" in text and "Connection.Close" in text:
+        # The library does not say what RabbitMQ has answered.
+        return (
+            "RabbitMQ does not open the virtual host of the URL: create it, let the user use it, or correct the URL "
+            "(amqp://host/vhost; without a path it is the virtual host /)"
+        )
+    return f"RabbitMQ cannot be reached: {text or kind}"
 
 
 def _is_alive(connection: Any) -> bool:

@@ -34,8 +34,8 @@ from semel.messaging.ports import BrokerDown, Capabilities, Delivery, Destinatio
 from semel.stores.redis.aio_connection import AsyncServers
 from semel.stores.redis.commands import RedisCommand, Script
 from semel.stores.redis.connection import require_redis
-from semel.stores.redis.failures import ConnectionLost, Moved, NoMemory, NotMaster, ServerUnreachable
-from semel.stores.redis.settings import CONNECT_TIMEOUT, TIMEOUT, RedisSettings
+from semel.stores.redis.failures import CommandRefused, ConnectionLost, Moved, NoMemory, NotMaster, ServerUnreachable
+from semel.stores.redis.settings import CONNECT_TIMEOUT, TIMEOUT, URL_OPTIONS, RedisSettings
 
 LARGEST: Final = 4 << 20
 """Redis takes up to 512 MB, but all of it must fit in its memory."""
@@ -78,7 +78,7 @@ class RedisStreamsBroker:
     @classmethod
     def from_url(cls, url: str) -> Self:
         """Open ``redis://host:6379/0?stream=orders``; further options: ``max_length``, ``largest``."""
-        url, options = split_options(url, {"stream": str, "max_length": number, "largest": number})
+        url, options = split_options(url, {"stream": str, "max_length": number, "largest": number}, URL_OPTIONS)
         return cls(url, **options)
 
     async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
@@ -123,6 +123,8 @@ class RedisStreamsBroker:
                 replies = await self._servers.exchange(key, [*commands, self._servers.wait] if confirms else commands)
         except TimeoutError:
             return [TryAgain("Redis did not answer before the deadline")] * len(messages)
+        except CommandRefused as error:  # when it connected: it has another password, or no such database
+            return [DestinationDown(str(error)) if in_cluster else BrokerDown(str(error))] * len(messages)
         except SemelError as error:
             return [_result(error, in_cluster)] * len(messages)
         stored = replies[len(commands) - 1]
@@ -238,7 +240,7 @@ class RedisStreamsSource:
         known: dict[str, Callable[[str], Any]] = {
             "stream": str, "group": str, "consumer": str, "ordered": flag, "takeover": seconds, "delete": flag,
         }  # fmt: skip
-        url, options = split_options(url, known)
+        url, options = split_options(url, known, URL_OPTIONS)
         return cls(url, **{"stream": "", "group": "", **options})
 
     async def receive(self, limit: int, seconds: float) -> Sequence[Delivery]:

@@ -58,7 +58,7 @@ def _cert_reqs(text: str) -> str:
     return text
 
 
-_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
+URL_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "db": _number, "username": str, "password": str, "sentinel_username": str, "sentinel_password": str,
     "ssl_cert_reqs": _cert_reqs, "ssl_ca_certs": str, "ssl_ca_path": str, "ssl_certfile": str, "ssl_keyfile": str,
     "ssl_password": str, "ssl_check_hostname": _flag, "prefix": str, "wait_replicas": _number, "wait_aof": _flag,
@@ -138,11 +138,11 @@ def _read(url: str) -> tuple[str, bool, list[Address], str, dict[str, Any]]:
         raise StoreURLError(f"the options of the Redis URL cannot be read; write {_EXAMPLES}") from None
     options: dict[str, Any] = {}
     for name, text in pairs:
-        if name not in _OPTIONS:
+        if name not in URL_OPTIONS:
             # Not quoted: behind a ? in a password its rest looks like an option.
-            raise StoreURLError(f"the Redis URL has an unknown option; the options are: {', '.join(_OPTIONS)}")
+            raise StoreURLError(f"the Redis URL has an unknown option; the options are: {', '.join(URL_OPTIONS)}")
         try:
-            options[name] = _OPTIONS[name](text)
+            options[name] = URL_OPTIONS[name](text)
         except ValueError as expected:
             raise StoreURLError(f"{name} of a Redis URL is {expected}") from None
     scheme, _, kind = parts.scheme.partition("+")
