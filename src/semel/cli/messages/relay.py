@@ -110,7 +110,8 @@ def _relay(store: Any, broker: Broker, settings: dict[str, Any], lines: _Lines) 
         lines.begin(running)
         if lines.once:
             lines.report = running.drain()
-            lines.left = store.execute(InspectOutbox(1))
+            if not stopping.is_set():
+                lines.left = store.execute(InspectOutbox(1))
             return
         with running:
             while not stopping.wait(1.0):
@@ -137,7 +138,8 @@ async def _relay_async(open_store: Any, url: str, broker: Broker, settings: dict
             lines.begin(running)
             if lines.once:
                 lines.report = await running.drain()
-                lines.left = await store.execute(InspectOutbox(1))
+                if not stopping.is_set():
+                    lines.left = await store.execute(InspectOutbox(1))
                 return
             async with running:
                 while not stopping.is_set():
