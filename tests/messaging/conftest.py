@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from semel import AsyncSQLiteStore
 from semel.stores import mysql, postgres, sqlite
 from tests.messaging.desks import Desk, dialect_of
 from tests.servers import MariaDBServer, PostgresServer
@@ -55,3 +57,11 @@ def open_desk(outbox_urls: Callable[[str], str]) -> Iterator[Callable[[str], Des
     yield open
     for desk in desks:
         desk.close()
+
+
+@pytest.fixture
+def async_store(tmp_path: Path) -> Iterator[AsyncSQLiteStore]:
+    """A store that is only looked at."""
+    store = AsyncSQLiteStore(tmp_path / "async.db")
+    yield store
+    asyncio.run(store.close())

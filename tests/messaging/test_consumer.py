@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -364,7 +365,7 @@ def test_skip_goes_on_and_block_never_gives_up(on_sqlite: Books) -> None:
     assert books.applied == ["m-2", "n-1"]
 
 
-def test_an_inbox_that_forgets_too_soon_is_refused(on_sqlite: Books) -> None:
+def test_an_inbox_that_forgets_too_soon_is_refused(on_sqlite: Books, async_store: AsyncSQLiteStore) -> None:
     books = on_sqlite
     with pytest.raises(ConfigurationError, match="a list keeps messages for 8 days"):
         books.consume(ListSource([], retention=8 * 86400.0))
@@ -377,7 +378,7 @@ def test_an_inbox_that_forgets_too_soon_is_refused(on_sqlite: Books) -> None:
     with pytest.raises(ConfigurationError, match=r"connect= is a function that opens a .* not a nullcontext"):
         inbox.handler("ledger", connect=cast(Any, contextlib.nullcontext()))
     with pytest.raises(ConfigurationError, match="guards of the class Semel, not AsyncSemel"):
-        inbox.handler("ledger", guard=cast(Any, AsyncSemel(AsyncSQLiteStore("app.db"))))
+        inbox.handler("ledger", guard=cast(Any, AsyncSemel(async_store)))
 
 
 @pytest.mark.parametrize(
@@ -414,11 +415,16 @@ def test_what_is_no_source_is_refused(on_sqlite: Books) -> None:
         (partial(Relay, broker=RecordingBroker()), partial(AsyncRelay, broker=RecordingBroker())),
     ],
 )
-def test_a_store_of_the_wrong_kind_is_refused(sync: Any, awaited: Any) -> None:
+def test_a_store_of_the_wrong_kind_is_refused(
+    sync: Any, awaited: Any, async_store: AsyncSQLiteStore, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigurationError, match=r"AsyncSQLiteStore is an async store: (\w+) cannot .*; use Async\1"):
-        sync(AsyncSQLiteStore("app.db"))
-    with pytest.raises(ConfigurationError, match=r"SQLiteStore is a sync store: Async(\w+) cannot use it; use \1"):
-        awaited(SQLiteStore("app.db"))
+        sync(async_store)
+    with (
+        contextlib.closing(SQLiteStore(tmp_path / "app.db")) as store,
+        pytest.raises(ConfigurationError, match=r"SQLiteStore is a sync store: Async(\w+) cannot use it; use \1"),
+    ):
+        awaited(store)
     for make in (sync, awaited):
         with pytest.raises(ConfigurationError, match=r"takes a store, .*, not a string: open_store\(URL\)"):
             make("postgresql://app:secret@localhost/shop")

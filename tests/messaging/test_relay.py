@@ -437,11 +437,11 @@ def test_results_that_are_too_few_count_for_no_message(sqlite: Desk) -> None:
 # Settings, and what is refused
 
 
-def test_a_broker_without_order_is_refused(sqlite: Desk) -> None:
+def test_a_broker_without_order_is_refused(sqlite: Desk, async_store: AsyncSQLiteStore) -> None:
     broker = RecordingBroker(ordered=False)
     for relay in (Relay, AsyncRelay):
         with pytest.raises(ConfigurationError, match="does not keep the order of a stream: pass allow_unordered=True"):
-            relay(sqlite.store if relay is Relay else AsyncSQLiteStore("app.db"), broker)
+            relay(sqlite.store if relay is Relay else async_store, broker)
     fill(sqlite, 1)
     assert drain(sqlite, broker, allow_unordered=True).sent == 1
 
