@@ -298,7 +298,7 @@ def test_what_was_read_ahead_does_not_overtake_a_failure(log: LogDesk) -> None:
     log.desk.end_waiting()
     relay.drain()
     assert [id for id in broker.ids() if id.startswith("bad")] == [f"bad{number}" for number in range(20)]
-    assert broker.calls > 20
+    assert broker.calls > 10, "it went on in small batches"
 
 
 # Two relays
@@ -327,6 +327,16 @@ def test_one_relay_owns_the_cursor_and_another_takes_over(log: LogDesk) -> None:
     log.add("two", "s")
     log.add("three", "s3")
     assert [(one.id, one.starts, one.queued) for one in log.read(B)] == [("two", 0, True), ("three", 0, False)]
+
+
+def test_what_a_relay_leaves_behind_counts_no_start(log: LogDesk) -> None:
+    """It says that nothing is under way. It could not settle before, because answers of the database were lost."""
+    log.join(A)
+    log.add("one", "s")
+    assert [one.id for one in log.read(A)] == ["one"]
+    log.desk.execute(LeaveRelays(A))
+    assert log.join(B) == log.mode
+    assert [(one.id, one.starts) for one in log.read(B)] == [("one", 0)]
 
 
 def test_what_was_not_sent_is_read_again(log: LogDesk) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from semel import ConfigurationError, NotMigrated, PostgresStore
+from semel import ConfigurationError, MemoryStore, NotMigrated, PostgresStore, Semel
 from semel.core.messaging.messages import OUTBOX, lane_of
+from semel.engine.operation.emitting import make_message
 from semel.messaging import AsyncOutbox, Outbox
 from semel.testing.crashpoints import crash_everywhere
 from tests.transactional import emitting
@@ -179,6 +180,21 @@ def test_the_same_message_is_added_once(open_till: OpenTill) -> None:
         assert [(row["id"], row["sequence"]) for row in await desk.rows()] == [(ids[0], 1), ("own", 2), (other, 3)]
 
     desk.run(main())
+
+
+def test_only_a_message_with_a_random_id_is_not_looked_for() -> None:
+    """An id that a re-run makes again must be in the index, so that the message is added once."""
+
+    def is_fresh(**how: Any) -> bool:
+        given = dict.fromkeys(("stream", "id", "dedup", "content_type", "delay", "headers"))
+        return make_message("paid", {}, **given | {"destination": "", "subject": "", "source": ""} | how).fresh  # type: ignore[arg-type]
+
+    assert is_fresh()
+    assert is_fresh(stream="s")
+    assert not is_fresh(id="own")
+    assert not is_fresh(dedup="order 7")
+    with Semel(MemoryStore()) as guard:
+        assert guard.run("pay", key="k1", call=is_fresh) is False
 
 
 @on_some
@@ -369,14 +385,18 @@ def test_a_message_is_one_statement_on_asyncpg(database: str) -> None:
 
     async def main() -> None:
         async with till.transaction():
-            await outbox.add(till.conn, "paid", {})  # prepares the statement
+            await outbox.add(till.conn, "paid", {}, id="one")  # prepares the statements
+            await outbox.add(till.conn, "paid", {})
+            await outbox.add(till.conn, "paid", {}, stream="s")
             till.conn.add_query_logger(lambda query: said.append(query.query))
-            for _ in range(3):
-                await outbox.add(till.conn, "paid", {"a": "b"}, stream="s")
+            await outbox.add(till.conn, "paid", {}, id="two")
+            await outbox.add(till.conn, "paid", {})
+            await outbox.add(till.conn, "paid", {}, stream="s")
 
     till.run(main)
     till.close()
-    assert [text.partition("(")[0] for text in said] == [*["SELECT semel_add"] * 3, "COMMIT;"]
+    starts = ["SELECT semel_add", "INSERT INTO semel_outbox ", "WITH place AS ", "COMMIT;"]
+    assert [text.partition("(")[0] for text in said] == starts
 
 
 def test_a_message_wakes_the_relay_that_waits(database: str) -> None:

@@ -17,7 +17,7 @@ from semel.core.transactional import ExecuteOnce, HandlerConflict, Keep, Lock, O
 from semel.errors import ConfigurationError, SemelError
 
 if TYPE_CHECKING:
-    from semel.core.messaging.messages import Message
+    from semel.core.messaging.messages import NewMessage
 
 R = TypeVar("R")
 Accept: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
@@ -74,7 +74,11 @@ class Store(Protocol):
         ...
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        """Execute several Ops, sharing round trips where possible. The result of a failed Op is its error."""
+        """Execute several Ops, sharing round trips where possible. The result of a failed Op is its error.
+
+        It raises no SemelError itself, neither a StoreError nor a ConfigurationError. If all Ops fail for one reason,
+        because the store is closed or a table is missing, each of them is answered with the error.
+        """
         ...
 
     def wait(self, id: bytes, seconds: float) -> None:
@@ -158,7 +162,7 @@ class Unit(Protocol):
         """Whether the caller's transaction sees the mark of this step."""
         ...
 
-    def add(self, message: Message, delay: float) -> None:
+    def add(self, message: NewMessage) -> None:
         """Add a message to the outbox, in the caller's transaction. Raises ConfigurationError if none is open."""
         ...
 
@@ -200,7 +204,7 @@ class AsyncUnit(Protocol):
 
     async def saved(self, id: bytes, name: str) -> bool: ...
 
-    async def add(self, message: Message, delay: float) -> None: ...
+    async def add(self, message: NewMessage) -> None: ...
 
     async def finish(self) -> None: ...
 
@@ -250,27 +254,46 @@ def has_members(value: object, names: Sequence[str]) -> bool:
     return all(hasattr(value, name) for name in names)
 
 
+def is_async_store(store: Any) -> bool:
+    """Whether its Ops are awaited: it is an ``AsyncStore``, and not a ``Store``."""
+    return iscoroutinefunction(store.execute)
+
+
+def check_awaited(store: Any, kind: str, *, awaited: bool) -> None:
+    """Raise ConfigurationError if the store is async and its user is not, or the other way round.
+
+    :param kind: the class that uses it, such as ``"Semel"``.
+    :param awaited: it is the async one, ``AsyncSemel``.
+    """
+    if is_async_store(store) is not awaited:
+        user, other = _user_and_other(kind, awaited)
+        name = type(store).__name__
+        raise ConfigurationError(
+            f"{name} is {'a sync' if awaited else 'an async'} store: {user} cannot use it; use {other}"
+        )
+
+
+def _user_and_other(kind: str, awaited: bool) -> tuple[str, str]:
+    return (f"Async{kind}", kind) if awaited else (kind, f"Async{kind}")
+
+
 def check_sql_store(store: Any, kind: str, *, awaited: bool) -> None:
     """Raise ConfigurationError if a class cannot use the store, instead of failing at its first call.
 
     :param kind: the class, such as ``"Outbox"``.
     :param awaited: it is the async one, ``AsyncOutbox``.
     """
-    user, other = (f"Async{kind}", kind) if awaited else (kind, f"Async{kind}")
+    user, _ = _user_and_other(kind, awaited)
     if not has_members(store, ("adopt", "execute")):
         # Never quote a string: it may be a URL with a password.
         wrong = "a string: open_store(URL) opens one" if isinstance(store, str) else type(store).__name__
         raise ConfigurationError(f"{user} takes a store, such as PostgresStore(URL), not {wrong}")
-    name = type(store).__name__
     if store.adopt is None:
         raise ConfigurationError(
-            f"{user} uses tables in the database of your rows, and {name} is in none: use SQLiteStore, PostgresStore "
-            "or MySQLStore (Async… in an event loop)"
+            f"{user} uses tables in the database of your rows, and {type(store).__name__} is in none: use SQLiteStore, "
+            "PostgresStore or MySQLStore (Async… in an event loop)"
         )
-    if iscoroutinefunction(store.execute) is not awaited:
-        raise ConfigurationError(
-            f"{name} is {'a sync' if awaited else 'an async'} store: {user} cannot use it; use {other}"
-        )
+    check_awaited(store, kind, awaited=awaited)
 
 
 def unit_of(store: Any, connection: object) -> Any:

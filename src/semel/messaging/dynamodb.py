@@ -45,7 +45,7 @@ def put_message(
     :param stream: the partition key, so that DynamoDB Streams keep the order. Without it, the id takes its place.
     :param keep: how long the item stays in the table.
     """
-    message, _ = make_message(
+    message = make_message(
         type, data, stream=stream, id=id, dedup=dedup, destination=destination, subject=subject, source=source,
         content_type=content_type, delay=None, headers=headers,
     )  # fmt: skip

@@ -79,12 +79,12 @@ class Outbox:
         :param delay: send it only after this time. Not for a message with a stream.
         :param headers: further headers. They replace the operation's.
         """
-        message, seconds = make_message(
+        message = make_message(
             type, data, stream=stream, id=id, dedup=dedup, destination=destination, subject=subject,
             source=self.source if source is None else source, content_type=content_type, delay=delay, headers=headers,
         )  # fmt: skip
         unit: Unit = unit_of(self.store, connection)
-        unit.add(message, seconds)
+        unit.add(message)
         tell_emitted(message, hook=self._hook)
         return message.id
 

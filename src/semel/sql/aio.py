@@ -15,7 +15,7 @@ import time
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from semel.core.call import Raised
-from semel.core.messaging.messages import Message
+from semel.core.messaging.messages import NewMessage
 from semel.core.ops import SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import ExecuteOnce, HandlerConflict, HandlersFault, Keep, Lock, Occupied, SQLEffect
@@ -256,7 +256,7 @@ class AsyncSQLUnit:
         """Whether the caller's transaction sees this step as saved."""
         return await self._run(self._programs.step_saved(id, name), "the step's mark")
 
-    async def add(self, message: Message, delay: float) -> None:
+    async def add(self, message: NewMessage) -> None:
         """Add a message to the outbox, in the caller's transaction. Raises ConfigurationError if none is open."""
         connection = self.connection
         if not connection.in_transaction():
@@ -264,7 +264,7 @@ class AsyncSQLUnit:
                 "no transaction is open on this connection, so the message would not commit together with your rows. "
                 f"Open one: {connection.opening}"
             )
-        await self.run(add_message(connection.dialect, message, delay), "the message")
+        await self.run(add_message(connection.dialect, message, connection.prepares), "the message")
 
     async def begin(self) -> None:
         """Open a transaction of our own. End it with ``commit`` or ``undo``."""

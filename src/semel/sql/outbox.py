@@ -21,7 +21,7 @@ from semel.core.messaging.messages import (
     JoinRelays,
     LeaveRelays,
     LogOwned,
-    Message,
+    NewMessage,
     OutboxMode,
     OutboxState,
     Outgoing,
@@ -35,7 +35,7 @@ from semel.core.ops import Op
 from semel.errors import ConfigurationError
 from semel.sql.connections.adopt import Dialect
 from semel.sql.connections.errors import DuplicateRow
-from semel.sql.program import Packet, Piece, Program, Rows, load_queries
+from semel.sql.program import Packet, Piece, Program, Rows, Statement, load_queries
 
 _LONGEST: Final = 366 * 86400.0
 """The longest time that a message is put off, in seconds."""
@@ -312,18 +312,26 @@ def mysql_program(op: Op[Any]) -> Program[Any]:
 # The caller's connection: add a message
 
 
-def add_message(dialect: Dialect, message: Message, delay: float) -> Program[None]:
-    """Add a message to the outbox. It is not added if its id is there already."""
+def add_message(dialect: Dialect, message: NewMessage, prepares: bool) -> Program[None]:
+    """Add a message to the outbox. It is not added if its id is there already.
+
+    :param prepares: whether the driver prepares each statement.
+    """
     params = {
         "id": message.id, "type": message.type, "data": message.data, "source": message.source,
         "destination": message.destination, "stream": message.stream, "subject": message.subject,
-        "content_type": message.content_type, "headers": json.dumps(dict(message.headers)) if message.headers else "{}",
-        "lane": lane_of(message.stream, message.id),
+        "content_type": message.content_type, "headers": json.dumps(message.headers) if message.headers else "{}",
+        "lane": lane_of(message.stream, message.id), "delay": message.delay,
     }  # fmt: skip
     if dialect == "postgresql":
-        yield _P["add"](**params, delay=delay)
+        params["fresh"] = message.fresh
+        if prepares and message.fresh:
+            rows = yield Statement(_P["add_fresh_to_stream" if message.stream else "add_fresh"], params)
+            if rows:
+                return
+        yield Statement(_P["add"], params)
         return
-    params["delay"] = round(delay * 1_000_000)
+    params["delay"] = round(message.delay * 1_000_000)
     # The row of the stream is locked before the insert takes a position.
     queries = _S if dialect == "sqlite" else _M
     if message.stream:

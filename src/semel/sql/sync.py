@@ -13,7 +13,7 @@ import time
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from semel.core.call import Raised
-from semel.core.messaging.messages import Message
+from semel.core.messaging.messages import NewMessage
 from semel.core.ops import SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import ExecuteOnce, HandlerConflict, HandlersFault, Keep, Lock, Occupied, SQLEffect
@@ -253,7 +253,7 @@ class SQLUnit:
         """Whether the caller's transaction sees this step as saved."""
         return self._run(self._programs.step_saved(id, name), "the step's mark")
 
-    def add(self, message: Message, delay: float) -> None:
+    def add(self, message: NewMessage) -> None:
         """Add a message to the outbox, in the caller's transaction. Raises ConfigurationError if none is open."""
         connection = self.connection
         if not connection.in_transaction():
@@ -261,7 +261,7 @@ class SQLUnit:
                 "no transaction is open on this connection, so the message would not commit together with your rows. "
                 f"Open one: {connection.opening}"
             )
-        self.run(add_message(connection.dialect, message, delay), "the message")
+        self.run(add_message(connection.dialect, message, connection.prepares), "the message")
 
     def begin(self) -> None:
         """Open a transaction of our own. End it with ``commit`` or ``undo``."""

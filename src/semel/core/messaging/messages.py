@@ -27,6 +27,7 @@ from hashlib import blake2b
 from math import modf
 from operator import attrgetter
 from typing import Final, Literal, TypeAlias
+from zlib import crc32
 
 from semel.core.ops import StoreOp
 from semel.core.values import value
@@ -92,8 +93,10 @@ class Message:
 
 
 def lane_of(stream: str, id: str) -> int:
-    """Return the lane of a stream. A message without a stream has the lane of its id."""
-    digest = blake2b((stream or id).encode(), digest_size=4, person=b"semel.lane.1").digest()
+    """Return the lane of a stream. A message without a stream has a lane by its id."""
+    if not stream:  # any lane will do, so the cheaper hash does
+        return crc32(id.encode()) % LANES
+    digest = blake2b(stream.encode(), digest_size=4, person=b"semel.lane.1").digest()
     return int.from_bytes(digest, "big") % LANES
 
 
@@ -233,7 +236,17 @@ def _timestamp(text: str) -> float:
         return 0.0
 
 
-# The outbox, as a relay sees it
+# The outbox
+
+
+@value
+class NewMessage(Message):
+    """A message that is to be added to the outbox."""
+
+    delay: float = 0.0
+    """Send it only after this many seconds."""
+    fresh: bool = False
+    """Its id was made at random for it, so the outbox need not look for another message with this id."""
 
 
 @value
@@ -535,6 +548,8 @@ class ForgetStarts(StoreOp[None]):
 
     consumer: str
     ids: tuple[str, ...]
+    only_last: bool = False
+    """Take back only the last start: the messages are not done, but it was not their fault. Not idempotent."""
 
 
 @value
@@ -547,10 +562,15 @@ class ReadOffsets(StoreOp["dict[str, int]"]):
 
 @value
 class PurgeInbox(StoreOp[int]):
-    """Forget at most ``limit`` messages that were applied more than ``keep`` seconds ago. The answer is how many."""
+    """Forget at most ``limit`` messages that were applied more than ``keep`` seconds ago. The answer is how many.
+
+    Nothing is forgotten for a consumer that remembers for longer, and has said so.
+    """
 
     keep: float
     limit: int
+    consumer: str = ""
+    """Write down that this consumer remembers for ``keep`` seconds."""
 
 
 # The dead letters

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from semel.core.encoding.canonical import canonical_json
 from semel.core.keys import derive, format_uuid
-from semel.core.messaging.messages import Message, check_message
+from semel.core.messaging.messages import Message, NewMessage, check_message
 from semel.core.policy import Duration, seconds
 from semel.engine.operation.handle import OperationHandle, running
 from semel.engine.operation.propagation import METADATA, current_origin
@@ -37,8 +37,8 @@ def make_message(
     content_type: str | None,
     delay: Duration | None,
     headers: Mapping[str, str] | None,
-) -> tuple[Message, float]:
-    """Return a message, checked, and the seconds until it is due. See ``Outbox.add`` for the parameters.
+) -> NewMessage:
+    """Return a message, checked. See ``Outbox.add`` for the parameters.
 
     :param op: the operation that it comes from; by default the one that is running.
     """
@@ -50,17 +50,21 @@ def make_message(
         )
     body, usual = _encode(data)
     origin = current_origin(op)
+    fresh = False
     if dedup is not None:
         id = derive(blake2b(source.encode(), digest_size=16, person=b"semel.message.1").digest(), f"{type}\n{dedup}")
     elif id is None:
+        fresh = origin is None
         id = _uuid7() if origin is None else origin.next_id(f"{type}\n{stream or ''}")
-    added = {name.lower(): text for name, text in (headers or {}).items()}
-    ours = {} if origin is None else {METADATA: id, **origin.headers}
-    message = Message(
-        id, type, body, source, destination, stream or "", 0, subject, content_type or usual, headers={**ours, **added}
-    )
+    all_headers = {} if origin is None else {METADATA: id, **origin.headers}
+    if headers:
+        all_headers |= {name.lower(): text for name, text in headers.items()}
+    message = NewMessage(
+        id, type, body, source, destination, stream or "", 0, subject, content_type or usual, 0.0, all_headers, 0,
+        0.0 if delay is None else float(seconds(delay, "delay")), fresh,
+    )  # fmt: skip
     check_message(message)
-    return message, 0.0 if delay is None else float(seconds(delay, "delay"))
+    return message
 
 
 def tell_emitted(message: Message, op: OperationHandle | None = None, hook: events.EventHook | None = None) -> None:
@@ -69,10 +73,10 @@ def tell_emitted(message: Message, op: OperationHandle | None = None, hook: even
     :param hook: is called instead if there is no operation, or if the operation has no hook.
     """
     op = op or running.get()
-    details = (message.id, message.destination, message.stream, message.type)
     if op is not None and op._call.hook is not None:
-        op._call.tell(events.Emitted, *details)
+        op._call.tell(events.Emitted, message.id, message.destination, message.stream, message.type)
     elif hook is not None:
+        details = (message.id, message.destination, message.stream, message.type)
         hook(events.Emitted(message.type, "", message.id, *details, route=message.type))
 
 

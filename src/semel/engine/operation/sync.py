@@ -86,11 +86,11 @@ class Operation(OperationHandle):
         from semel.engine.operation.emitting import make_message, tell_emitted, unit_for_messages
 
         unit = unit_for_messages(self)
-        message, seconds = make_message(
+        message = make_message(
             type, data, self, stream=stream, id=id, dedup=dedup, destination=destination, subject=subject,
             source=source, content_type=content_type, delay=delay, headers=headers,
         )  # fmt: skip
-        unit.add(message, seconds)
+        unit.add(message)
         tell_emitted(message, self)
         return message.id
 

@@ -26,7 +26,7 @@ _CREATED: Final = re.compile(
     r"CREATE (?:UNIQUE )?(TABLE|INDEX|SEQUENCE|FUNCTION|PROCEDURE) (?:IF NOT EXISTS )?(\w+)(?:\s+ON (\w+))?",
     re.IGNORECASE,
 )
-_REPLACED: Final = re.compile(r"CREATE OR REPLACE FUNCTION (\w+)", re.IGNORECASE)
+_REPLACED: Final = re.compile(r"(?:CREATE OR REPLACE FUNCTION|DROP (?:INDEX|FUNCTION)) (\w+)", re.IGNORECASE)
 _FILLED: Final = re.compile(r"INSERT INTO (\w+)", re.IGNORECASE)
 _ALTERED: Final = re.compile(r"ALTER TABLE (\w+)(?: ADD COLUMN (\w+))?", re.IGNORECASE)
 _LIFTED: Final = re.compile(r"ALTER TABLE (\w+) DROP CONSTRAINT (\w+)", re.IGNORECASE)
@@ -109,7 +109,7 @@ def _undo_statements(schema: Schema, number: int) -> list[str]:
         created, altered, lifted = _CREATED.match(statement), _ALTERED.match(statement), _LIFTED.match(statement)
         replaced, filled = _REPLACED.match(statement), _FILLED.match(statement)
         if replaced:
-            undo.append(_earlier_function(schema, replaced[1], number))
+            undo.append(_earlier(schema, replaced[1], number))
         elif filled and filled[1] in tables:
             pass  # its rows go with the table
         elif lifted:
@@ -128,10 +128,10 @@ def _undo_statements(schema: Schema, number: int) -> list[str]:
     return undo[::-1]
 
 
-def _earlier_function(schema: Schema, name: str, number: int) -> str:
-    """Return the statement that makes the function as it was before a file."""
+def _earlier(schema: Schema, name: str, number: int) -> str:
+    """Return the statement that makes the function or index as it was before a file."""
     texts = [text for version, _, statements in schema.migrations() if version < number for text in statements]
-    last = [text for text in texts if re.match(rf"CREATE (?:OR REPLACE )?FUNCTION {name}\(", text)][-1]
+    last = [text for text in texts if re.match(rf"CREATE [A-Z ]*(?:FUNCTION|INDEX) {name}\b", text)][-1]
     return re.sub("^CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", last)
 
 

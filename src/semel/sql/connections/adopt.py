@@ -38,6 +38,11 @@ class LentConnection(Protocol):
     style: EffectStyle
     """How the parameters of a caller's own statement are written."""
 
+    @property
+    def prepares(self) -> bool:
+        """Whether the driver prepares each statement, so that the server plans it only once."""
+        ...
+
     def address(self) -> DatabaseAddress | None:
         """Return the database that it is connected to, or None for SQLite and if the driver does not know.
 
@@ -93,6 +98,9 @@ class AsyncLentConnection(Protocol):
     awaited: Literal[True]
     opening: str
     style: EffectStyle
+
+    @property
+    def prepares(self) -> bool: ...
 
     def address(self) -> DatabaseAddress | None: ...
 

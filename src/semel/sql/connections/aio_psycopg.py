@@ -102,6 +102,7 @@ class AsyncLentPsycopg:
     awaited: Literal[True] = True
     opening: ClassVar[str] = "`async with conn.transaction():`, or a connection without autocommit"
     style: ClassVar[EffectStyle] = "format"
+    prepares: ClassVar[bool] = False
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:

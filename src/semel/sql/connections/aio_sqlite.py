@@ -23,6 +23,7 @@ class AsyncLentSQLite:
     # sync: opening: ClassVar[str] = 'conn.execute("BEGIN IMMEDIATE"), or `with conn:` where autocommit is off'
     opening: ClassVar[str] = 'await conn.execute("BEGIN IMMEDIATE")'
     style: ClassVar[EffectStyle] = "native"
+    prepares: ClassVar[bool] = False
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:

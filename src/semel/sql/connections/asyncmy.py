@@ -88,6 +88,7 @@ class LentAsyncmy:
     awaited: Literal[True] = True
     opening: ClassVar[str] = "await conn.begin(), or a connection without autocommit"
     style: ClassVar[EffectStyle] = "format"
+    prepares: ClassVar[bool] = False
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:

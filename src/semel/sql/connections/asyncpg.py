@@ -115,10 +115,11 @@ class LentAsyncpg(AsyncpgConnection):
     awaited: Literal[True] = True
     opening: ClassVar[str] = "`async with conn.transaction():`"
     style: ClassVar[EffectStyle] = "numeric"
+    prepares: ClassVar[bool] = True
     __slots__ = ("_beginning",)
 
     def __init__(self, raw: Any) -> None:
-        super().__init__(raw)
+        self.raw = raw
         self._beginning = False
         """A BEGIN was sent and not answered yet, so asyncpg does not know that a transaction is open."""
 

@@ -28,6 +28,7 @@ class LentDjango:
     awaited: Literal[False] = False
     opening: ClassVar[str] = "`with transaction.atomic():`"
     style: ClassVar[EffectStyle] = "format"
+    prepares: ClassVar[bool] = False
     __slots__ = ("_atomic", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:

@@ -20,7 +20,7 @@ from semel.sql.program import Packet, Rows, Statement
 
 # PostgreSQL
 
-_PLAIN_WORDS: Final = re.compile(r"[A-Za-z0-9 _.:/@+-]*").fullmatch
+_PLAIN_WORDS: Final = re.compile(r"""[A-Za-z0-9 _.:/@+{}",-]*""").fullmatch
 
 
 def postgres_text(statement: Statement) -> str:
@@ -32,7 +32,9 @@ def postgres_text(statement: Statement) -> str:
         kind = type(value)
         if kind is bytes:
             text[at] = f"E'\\\\x{value.hex()}'"
-        elif kind is int or (kind is float and isfinite(value)) or (kind is str and _PLAIN_WORDS(value)):
+        elif (
+            kind is int or kind is bool or (kind is float and isfinite(value)) or (kind is str and _PLAIN_WORDS(value))
+        ):
             text[at] = f"'{value}'"
         else:
             text[at] = _postgres_literal(value)

@@ -100,6 +100,7 @@ class LentPsycopg:
     awaited: Literal[False] = False
     opening: ClassVar[str] = "`with conn.transaction():`, or a connection without autocommit"
     style: ClassVar[EffectStyle] = "format"
+    prepares: ClassVar[bool] = False
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:

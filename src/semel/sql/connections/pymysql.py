@@ -78,6 +78,7 @@ class LentPyMySQL:
     awaited: Literal[False] = False
     opening: ClassVar[str] = "conn.begin(), or a connection without autocommit"
     style: ClassVar[EffectStyle] = "format"
+    prepares: ClassVar[bool] = False
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:

@@ -49,6 +49,10 @@ class LentSQLAlchemy:
         self._transaction: Any = None
         """The transaction that ``begin_with`` opened."""
 
+    @property
+    def prepares(self) -> bool:
+        return bool(self._engine.dialect.paramstyle == "numeric_dollar")  # asyncpg
+
     def address(self) -> DatabaseAddress:
         url = self._engine.engine.url
         return DatabaseAddress(url.username, url.host or url.query.get("host", ""), url.port, url.database)

@@ -18,6 +18,7 @@ class LentSQLite:
     awaited: Literal[False] = False
     opening: ClassVar[str] = 'conn.execute("BEGIN IMMEDIATE"), or `with conn:` where autocommit is off'
     style: ClassVar[EffectStyle] = "native"
+    prepares: ClassVar[bool] = False
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:

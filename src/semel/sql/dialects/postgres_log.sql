@@ -143,7 +143,7 @@ WITH moved AS (
         sequence, created, lane, starts, id, type, source, destination, stream, subject, content_type, headers, data, at
     )
     ORDER BY at
-    ON CONFLICT (id) DO NOTHING
+    ON CONFLICT (id) WHERE NOT fresh DO NOTHING
     RETURNING id, position
 ), noted AS (
     UPDATE semel_relay SET started = ARRAY(SELECT position FROM moved) WHERE relay = :relay::bytea

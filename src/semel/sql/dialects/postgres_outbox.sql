@@ -145,7 +145,11 @@ WITH me AS (
     )
     SELECT '', {{now}}, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
            content_type, headers, data
-    FROM (SELECT * FROM buried UNION ALL SELECT * FROM followers) AS moved
+    FROM (
+        -- A message may stand in the outbox twice: added, and redriven after a consumer had given it up.
+        SELECT DISTINCT ON (id) * FROM (SELECT * FROM buried UNION ALL SELECT * FROM followers) AS moved
+        ORDER BY id, redrives DESC
+    ) AS each
     ORDER BY position
     ON CONFLICT (origin, id) DO UPDATE SET died = excluded.died, reason = excluded.reason, starts = excluded.starts,
         redrives = excluded.redrives
@@ -173,14 +177,51 @@ WITH me AS (
 SELECT ahead.whole FROM me, ahead
 
 -- name: leave (writes)
-WITH gone AS (DELETE FROM semel_relay WHERE relay = :relay::bytea RETURNING relay)
+-- It has no message of the log under way either, so the next owner of the cursor counts no start.
+WITH gone AS (
+    DELETE FROM semel_relay WHERE relay = :relay::bytea RETURNING relay
+), passed_on AS (
+    UPDATE semel_cursor c SET relay = NULL, started = NULL FROM gone WHERE c.relay = gone.relay
+)
 UPDATE semel_lane l SET relay = NULL FROM gone WHERE l.relay = gone.relay
 
 -- name: add (writes, as text add)
--- For the caller's connection. The function is in schema/postgres/0008_log.sql.
+-- For the caller's connection. The function is in schema/postgres/0010_fresh_ids.sql.
 SELECT semel_add(
-    :id, :type, :data, :source, :destination, :stream, :subject, :content_type, :headers, :lane, :delay
+    :id, :type, :data, :source, :destination, :stream, :subject, :content_type, :headers, :lane, :delay, :fresh
 )
+
+-- name: columns (reads)
+-- A part of the next two.
+(sequence, due, created, lane, starts, redrives, id, type, source, destination, stream, subject, content_type, headers,
+ data, fresh)
+
+-- name: notification (reads)
+-- A part of the next two: wake a relay, unless another transaction does that already.
+CASE WHEN pg_try_advisory_xact_lock(8315172569387857268) THEN pg_notify('semel', '73656d656c2e6f7574626f78') END
+
+-- name: add_fresh (writes)
+-- What the function does with a fresh id in the mode "queue". Where the driver prepares it, it takes less time than the
+-- function; elsewhere it is planned each time, and takes more. In the other modes it does nothing and returns no row.
+INSERT INTO semel_outbox {{columns}}
+SELECT 0, {{now}} + :delay::float8 * interval '1 second', {{now}}, :lane::smallint, 0, 0, :id::text, :type::text,
+       :source::text, :destination::text, '', :subject::text, :content_type::text, :headers::text, :data::bytea, true
+FROM semel_outbox_mode WHERE mode = 'queue'
+RETURNING {{notification}}
+
+-- name: add_fresh_to_stream (writes)
+-- The same. The mode is locked first, as in the function, and the stream before the insert takes a position.
+WITH place AS (
+    INSERT INTO semel_stream AS s (name, sequence)
+    SELECT :stream::text, 1 FROM semel_outbox_mode WHERE mode = 'queue'
+    ON CONFLICT (name) DO UPDATE SET sequence = s.sequence + 1
+    RETURNING s.sequence
+)
+INSERT INTO semel_outbox {{columns}}
+SELECT sequence, {{now}}, {{now}}, :lane::smallint, 0, 0, :id::text, :type::text, :source::text, :destination::text,
+       :stream, :subject::text, :content_type::text, :headers::text, :data::bytea, true
+FROM place
+RETURNING {{notification}}
 
 -- name: depths (reads)
 -- It counts the oldest :most messages. Of the log, what was not read.
