@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from semel import Semel, SQLiteStore, migrate_store
-from semel.cli import listing, main
+from semel.cli import listing, main, records
 from semel.cli.app import COMMANDS, make_parser, parse
 from tests.cli.conftest import Terminal, leave_in_doubt
 
@@ -309,6 +309,48 @@ def test_a_dry_run_says_no_where_the_command_would(url: str, capsys: pytest.Capt
 def test_yes_does_not_ask(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal(""))
     assert main(["release", url, "pay", "doubtful", "--yes"]) == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["release"], ["release", "--force", "--stored", "any"], ["resolve", "--result", "1"]]
+)
+def test_what_has_changed_while_somebody_reads_the_question_stays(
+    words: list[str], url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another operator settles it, it runs again, and the second attempt comes to the same state."""
+
+    def answer_late(question: str, args: argparse.Namespace, **settings: Any) -> bool:
+        with Semel(url) as guard:
+            guard.release("pay", "doubtful")
+            leave_in_doubt(guard)
+        return True
+
+    monkeypatch.setattr(records, "confirmed", answer_late)
+    assert main([words[0], url, "pay", "doubtful", *words[1:]]) == 1
+    shown = capsys.readouterr().err
+    assert "pay[doubtful] has changed since it was looked up" in shown
+    assert "semel.audit" not in shown
+    assert [each["key"] for each in objects(capsys, "list", url, "--state", "unknown")] == ["doubtful"]
+
+
+def test_what_was_not_there_is_not_released_without_a_question(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record comes into doubt between the look and the act."""
+    with Semel(url) as guard:
+        guard.release("pay", "doubtful")
+    find = records._find
+
+    def look(args: argparse.Namespace) -> Any:
+        found = find(args)
+        with Semel(url) as guard:
+            leave_in_doubt(guard)
+        return found
+
+    monkeypatch.setattr(records, "_find", look)
+    assert main(["release", url, "pay", "doubtful"]) == 1
+    assert "pay[doubtful]: there is no such record" in capsys.readouterr().err
+    assert [each["key"] for each in objects(capsys, "list", url, "--state", "unknown")] == ["doubtful"]
 
 
 # all commands

@@ -175,6 +175,22 @@ def test_a_record_is_freed_by_its_own_token_only(state: State, token: int, force
     assert (after != before) is freed
 
 
+@pytest.mark.parametrize("snapshot", [None, b"answer"])
+@pytest.mark.parametrize("token", [None, TOKEN, TOKEN + 1])
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("state", State, ids=lambda s: s.name)
+def test_an_expected_state_forbids_and_never_allows(
+    state: State, force: bool, token: int | None, snapshot: bytes | None
+) -> None:
+    before = row(state)
+    whatever = apply(before, Resolve(ID, snapshot, 60.0, force, token), NOW)
+    for expected in State:
+        op = Resolve(ID, snapshot, 60.0, force, token, (expected,))
+        assert apply(before, op, NOW) == (whatever if expected is state else (before, whatever[1]))
+        op = Resolve(ID, snapshot, 60.0, force, token, (expected, state))
+        assert apply(before, op, NOW) == whatever
+
+
 @pytest.mark.parametrize("clock", [NOW, NOW - 3600, 0.0], ids=["stands still", "steps back", "begins anew"])
 @pytest.mark.parametrize("state", [State.RUNNING, State.UNKNOWN, State.DONE], ids=lambda s: s.name)
 def test_tokens_grow_after_a_release_whatever_the_clock_does(state: State, clock: float) -> None:

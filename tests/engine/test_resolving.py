@@ -7,7 +7,7 @@ import pytest
 
 from semel import LeaseLost, NotResolvable, OutcomeUnknown, PolicyError, Record, State, StoreUnavailable
 from semel.core.keys import identity
-from semel.core.ops import Release, Sweep
+from semel.core.ops import Complete, Release, Renew, Resolve, Sweep
 from semel.core.states import Takeover
 from tests.engine.driving import Engine
 from tests.engine.scripted import Gate
@@ -274,3 +274,100 @@ def test_a_guard_is_a_context_manager_and_may_be_closed_twice(engine: Engine) ->
     if engine.store_kind == "sqlite":
         with pytest.raises(StoreUnavailable, match="closed"):
             engine.run(lambda: 1, guard=guard, key="late")
+
+
+# With the record that the caller has seen
+
+
+def settle(engine: Engine, way: str, expected: Record, guard: Any = None) -> None:
+    target = guard or engine.guard
+    if way == "resolve":
+        engine.do(target.resolve, "op", "k", "by hand", expected=expected)
+    else:
+        more: Any = {"force": {"force": True}, "stored": {"stored": "any"}}.get(way, {})
+        engine.do(target.release, "op", "k", **more, expected=expected)
+
+
+WAYS = {
+    "resolve": {State.ABANDONED, State.UNKNOWN},
+    "release": {State.ABANDONED, State.UNKNOWN},
+    "force": {State.RUNNING, State.ABANDONED, State.UNKNOWN},
+    "stored": {State.ABANDONED, State.UNKNOWN, State.DONE},
+}
+"""For each way the states in which it settles a record."""
+
+
+def moves_on(engine: Engine, to: State, token: int) -> None:
+    """The owner of this token brings the record to that state, and keeps its token."""
+    if to is State.DONE:
+        assert engine.execute(Complete(ID, token, b"reported", 3600.0))
+    elif to is State.UNKNOWN:
+        assert engine.execute(Release(ID, token, State.UNKNOWN))
+    elif to is State.RUNNING:
+        assert engine.execute(Renew(ID, token, 30.0))
+    else:
+        engine.clock.advance(31)
+
+
+@pytest.mark.parametrize("at", STATES[1:], ids=lambda s: s.name)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_record_that_is_still_as_it_was_seen_is_settled_as_without_it(engine: Engine, way: str, at: State) -> None:
+    bring_to(engine, at)
+    seen = engine.do(engine.guard.lookup, "op", "k")
+    if at in WAYS[way]:
+        settle(engine, way, seen)
+        assert state(engine) is (State.DONE if way == "resolve" else State.ABSENT)
+        assert engine.names() == ["outcome_released" if at is State.DONE else "resolved"]
+    else:
+        with pytest.raises(NotResolvable, match="is running" if at is State.RUNNING else "is done"):
+            settle(engine, way, seen)
+        assert engine.do(engine.guard.lookup, "op", "k") == seen
+        assert engine.names() == []
+
+
+@pytest.mark.parametrize(
+    ("at", "to"),
+    [
+        (State.RUNNING, State.ABANDONED), (State.RUNNING, State.UNKNOWN), (State.RUNNING, State.DONE),
+        (State.ABANDONED, State.RUNNING), (State.ABANDONED, State.UNKNOWN), (State.ABANDONED, State.DONE),
+        (State.UNKNOWN, State.DONE),
+    ],
+    ids=lambda s: s.name,
+)  # fmt: skip
+@pytest.mark.parametrize("way", WAYS)
+def test_a_record_that_has_another_state_than_was_seen_stays(engine: Engine, way: str, at: State, to: State) -> None:
+    claimed = bring_to(engine, at)
+    seen = engine.do(engine.guard.lookup, "op", "k")
+    moves_on(engine, to, claimed.token)
+    before = engine.record()
+    with pytest.raises(NotResolvable, match=f"has changed since it was looked up: it is {to.name.lower()} now"):
+        settle(engine, way, seen)
+    assert engine.record() == before
+    assert engine.names() == []
+
+
+@pytest.mark.parametrize("at", STATES[1:], ids=lambda s: s.name)
+@pytest.mark.parametrize("way", WAYS)
+def test_another_attempt_than_was_seen_stays(engine: Engine, way: str, at: State) -> None:
+    bring_to(engine, at)
+    seen = engine.do(engine.guard.lookup, "op", "k")
+    assert engine.execute(Resolve(ID, None, 60.0, True, seen.token)) is at
+    with pytest.raises(NotResolvable, match=r"has changed since it was looked up: it has another token, or is gone"):
+        settle(engine, way, seen)
+    engine.clock.advance(1)  # the token of a record that was removed is forgotten: the next one comes from the clock
+    bring_to(engine, at)
+    before = engine.record()
+    with pytest.raises(NotResolvable, match=r"has changed since it was looked up|is done"):
+        settle(engine, way, seen)
+    assert engine.record() == before
+    assert engine.names() == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_record_of_another_call_is_refused(engine: Engine, way: str) -> None:
+    bring_to(engine, State.UNKNOWN)
+    engine.run(lambda: 1, key="k2")
+    other = engine.do(engine.guard.lookup, "op", "k2")
+    with pytest.raises(PolicyError, match="expected= is the record of another operation, key or tenant"):
+        settle(engine, way, other)
+    assert state(engine) is State.UNKNOWN

@@ -110,7 +110,37 @@ found["expires"] = shown.partition("<th>Expires in</th><td>")[2].partition("<")[
 found["gone"] = as_user(boss).get(one).status_code
 found["no_id"] = as_user(boss).get(where + "zz/change/").status_code
 found["log"] = [entry.change_message for entry in LogEntry.objects.order_by("id")]
-found["audit"] = lines
+found["audit"] = list(lines)
+
+def doubt(key, label):
+    plain.run("pay", key=key, call=int)
+    with sqlite3.connect("records.db") as raw:
+        raw.execute("UPDATE semel_record SET state = 3, snapshot = NULL, key = ? WHERE key = ?", (label, key))
+    raw.close()
+    return plain.lookup("pay", key)
+
+import semel.http.django.admin as views
+look = views._find
+
+def look_before_another_acts(id):
+    seen = look(id)
+    plain.release("pay", "k3")
+    doubt("k3", "k3")
+    return seen
+
+for way in ("release", "resolve"):
+    last = doubt("k3", "k3") if way == "release" else plain.lookup("pay", "k3")
+    views._find = look_before_another_acts
+    raced = as_user(boss).post(
+        f"{{where}}{{last.id.hex()}}/change/", {{"way": way, "token": last.token, "result": "7"}}, follow=True)
+    views._find = look
+    now = plain.lookup("pay", "k3")
+    found[f"raced_{{way}}"] = ["has changed since" in raced.content.decode(), now and now.state.name]
+last = doubt("k4", "k4\\nroot\\nparent")
+one = f"{{where}}{{last.id.hex()}}/change/"
+found["lineage_shown"] = as_user(boss).get(one).content.decode().partition("<th>Key</th><td>")[2].partition("<")[0]
+as_user(boss).post(one, {{"way": "release", "token": last.token}})
+found["lineage_released"] = plain.lookup("pay", "k4") is None
 print(json.dumps(found))
 plain.close()
 """
@@ -150,4 +180,8 @@ def test_records_are_seen_and_settled_in_the_admin(guard: str, tmp_path: Path) -
         "gone": 404,
         "no_id": 404,
         "log": ["Released: it did not happen. pay", "Resolved: it did happen. pay"],
+        "raced_release": [True, "UNKNOWN"],
+        "raced_resolve": [True, "UNKNOWN"],
+        "lineage_shown": "k4",
+        "lineage_released": True,
     }

@@ -400,7 +400,7 @@ def _empty_is_none(row: Row | None, op: Complete, now: float) -> tuple[Row | Non
 
 
 def _empty_resolution_is_absence(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, Any]:
-    return apply(row, Resolve(op.id, op.snapshot or None, op.ttl, op.force), now)
+    return apply(row, replace(op, snapshot=op.snapshot or None), now)
 
 
 def _resolution_keeps_token(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, Any] | None:
@@ -409,9 +409,7 @@ def _resolution_keeps_token(row: Row | None, op: Resolve, now: float) -> tuple[R
 
 
 def _frees_whatever_the_token(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, Any] | None:
-    return (
-        None if row is None or op.token is None else apply(row, Resolve(op.id, None, op.ttl, op.force, row.token), now)
-    )
+    return None if row is None or op.token is None else apply(row, replace(op, snapshot=None, token=row.token), now)
 
 
 def _frees_nothing(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, Any]:
@@ -419,7 +417,21 @@ def _frees_nothing(row: Row | None, op: Resolve, now: float) -> tuple[Row | None
 
 
 def _resolution_is_always_forced(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, Any]:
-    return apply(row, Resolve(op.id, op.snapshot, op.ttl, True), now)
+    return apply(row, replace(op, force=True), now)
+
+
+def _expected_state_is_ignored(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, Any]:
+    return apply(row, replace(op, states=()), now)
+
+
+def _only_the_first_expected_state_counts(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, Any]:
+    return apply(row, replace(op, states=op.states[:1]), now)
+
+
+def _expected_state_is_leave(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, Any] | None:
+    if row is None or not op.states or op.token is not None:
+        return None
+    return apply(row, replace(op, token=row.token, force=True), now)
 
 
 def _ttl_of_the_claim(row: Row | None, op: Complete, now: float) -> tuple[Row | None, Any] | None:
@@ -479,6 +491,9 @@ MUTATIONS: dict[str, Break] = {
     "a finished record is freed whatever its token": _only(Resolve, _frees_whatever_the_token),
     "nothing is freed": _only(Resolve, _frees_nothing),
     "a resolution is always forced": _only(Resolve, _resolution_is_always_forced),
+    "the expected state is ignored": _only(Resolve, _expected_state_is_ignored),
+    "only the first expected state counts": _only(Resolve, _only_the_first_expected_state_counts),
+    "an expected state replaces the token": _only(Resolve, _expected_state_is_leave),
     "the ttl of the completion is ignored": _only(Complete, _ttl_of_the_claim),
     "a late owner may not complete": _only(Complete, _late_owner_is_refused),
     "a late owner may not renew": _only(Renew, _late_owner_is_refused),

@@ -35,6 +35,7 @@ from semel.errors import StoreURLError
 from semel.stores.dynamodb import (
     AsyncDynamoDBStore,
     DynamoDBStore,
+    aio,
     check,
     cloudformation,
     iam_policy,
@@ -144,6 +145,57 @@ def test_a_cancelled_call_that_is_asked_again_is_sent_once(table: str) -> None:
         await store.close()
 
     asyncio.run(main())
+
+
+def test_a_client_that_is_created_while_the_store_is_closed_is_closed_too(
+    table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first Op cannot create a client, and close() waits for it. The next Op creates one meanwhile."""
+    opened: list[Any] = []
+    closed: list[Any] = []
+
+    async def main() -> None:
+        fails, goes_on, creating = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        create = aio.open_client_async
+
+        async def open_client(settings: DynamoDBSettings) -> Any:
+            if not fails.is_set():
+                await fails.wait()
+                raise StoreUnavailable("the credentials cannot be read")
+            creating.set()
+            await goes_on.wait()
+            client = await create(settings)
+            opened.append(client)
+            end = client.close
+
+            async def close() -> None:
+                closed.append(client)
+                await end()
+
+            client.close = close
+            return client
+
+        monkeypatch.setattr(aio, "open_client_async", open_client)
+        store = AsyncDynamoDBStore(table, retry_for=0)
+        first = asyncio.create_task(store.execute(Lookup(b"x" * 16)))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(store.close())
+        await asyncio.sleep(0)
+        second = asyncio.create_task(store.execute(Lookup(b"y" * 16)))
+        await asyncio.sleep(0)
+        fails.set()
+        with pytest.raises(StoreUnavailable, match="credentials"):
+            await first
+        await creating.wait()
+        goes_on.set()
+        await asyncio.wait_for(closing, 20)
+        with contextlib.suppress(StoreUnavailable):  # it may have been answered before
+            await second
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await store.execute(Lookup(b"z" * 16))
+
+    asyncio.run(main())
+    assert (len(opened), closed) == (1, opened)
 
 
 # The clock

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from semel.core.ops import Lookup, Op
 from semel.engine.ports import execute_each, execute_each_async
-from semel.errors import NotMigrated, RecordTooLarge, SemelError, StoreUnavailable, StoreUncertain
+from semel.errors import ConfigurationError, NotMigrated, RecordTooLarge, SemelError, StoreUnavailable, StoreUncertain
 from semel.sql.connections.errors import Contention, StatementTooLarge
 from semel.stores.retries import Backoff, public_error
+from semel.stores.urls import open_async_store, open_store
 
 ONE, TWO = Lookup(b"1" * 16), Lookup(b"2" * 16)
 
@@ -68,3 +70,24 @@ def test_pauses_double_up_to_the_slowest_and_end_in_time() -> None:
     endless, over = Backoff(60.0, slowest=0.05), Backoff(0.0)
     assert [endless.next_pause() for _ in range(4)] == [0.02, 0.04, 0.05, 0.05]
     assert over.next_pause() is None
+
+
+@pytest.mark.redis
+@pytest.mark.server
+def test_a_mistake_in_the_set_up_is_the_answer_of_its_op(redis_url: str) -> None:
+    """As with a missing table of DynamoDB: see test_dynamodb_table.py."""
+    import redis
+
+    with redis.Redis.from_url(redis_url) as raw:
+        raw.rpush("semel:" + ONE.id.hex(), "not a record")
+
+    async def main() -> list[Any]:
+        store = open_async_store(redis_url)
+        try:
+            return await store.execute_many([ONE, TWO])
+        finally:
+            await store.close()
+
+    with closing(open_store(redis_url)) as store:
+        for answers in (store.execute_many([ONE, TWO]), asyncio.run(main())):
+            assert [type(answer) for answer in answers] == [ConfigurationError, type(None)]

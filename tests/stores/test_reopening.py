@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from semel import AsyncSemel, Semel, StoreUnavailable, Wait
-from semel.stores.urls import migrate_store
+from semel.core.ops import Lookup
+from semel.stores.urls import migrate_store, open_async_store, open_store
 
 KINDS = [
     "memory",
@@ -40,6 +41,31 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     url = fixture("dynamodb").table() if request.param == "dynamodb" else str(fixture(f"{request.param}_url"))
     migrate_store(url)
     return url
+
+
+OPS = [Lookup(b"1" * 16), Lookup(b"2" * 16)]
+
+
+def test_each_op_that_a_closed_store_is_sent_is_answered_with_the_error(url: str) -> None:
+    """``execute_many`` raises for no store what belongs to the Ops."""
+    store = open_store(url)
+    assert store.execute_many(OPS) == [None, None]
+    store.close()
+    answers = store.execute_many(OPS)
+    assert [type(answer) for answer in answers] == ([type(None)] * 2 if url == "memory:" else [StoreUnavailable] * 2)
+    assert store.execute_many([]) == []
+
+
+def test_each_op_that_a_closed_async_store_is_sent_is_answered_with_the_error(url: str) -> None:
+    async def main() -> list[Any]:
+        store = open_async_store(url)
+        assert await store.execute_many(OPS) == [None, None]
+        await store.close()
+        assert await store.execute_many([]) == []
+        return await store.execute_many(OPS)
+
+    answers = asyncio.run(main())
+    assert [type(answer) for answer in answers] == ([type(None)] * 2 if url == "memory:" else [StoreUnavailable] * 2)
 
 
 async def _never() -> str:

@@ -56,6 +56,8 @@ class Truth(MemoryStore):
         self.named: list[Op[Any]] = []
         """The Ops of the record that has the primary's name."""
         self.fails: type[Op[Any]] | None = None
+        self.after_lookup: Callable[[], None] | None = None
+        """Called once, before a look-up returns."""
 
     def execute(self, op: Op[Any]) -> Any:
         if op.id == NAMING.id:
@@ -64,7 +66,11 @@ class Truth(MemoryStore):
             self.asked.append(op)
         if self.fails is not None and isinstance(op, self.fails):
             raise StoreUnavailable("broken on purpose")
-        return super().execute(op)
+        answer = super().execute(op)
+        if type(op) is Lookup and self.after_lookup is not None:
+            other, self.after_lookup = self.after_lookup, None
+            other()
+        return answer
 
     @property
     def kinds(self) -> list[str]:
@@ -488,6 +494,20 @@ def freed(tiers: Tiers, record: Record) -> State:
     return found
 
 
+def write_copy(tiers: Tiers, record: Record) -> None:
+    """Write the copy of a finished record, as a process does that was paused meanwhile."""
+    now, before = time.monotonic(), tiers.tally.written
+
+    async def write() -> None:
+        tiers.store.cache.write(Write(record.id, record, now, now + 3000))
+
+    if isinstance(tiers.store, TieredStore):
+        tiers.store.cache.write(Write(record.id, record, now, now + 3000))
+    else:
+        tiers.do(write())
+    tiers.written(before + 1)
+
+
 def test_an_outcome_that_was_released_is_not_replayed_by_any_process(
     tiers: Tiers, open_tiers: Open, redis_url: str
 ) -> None:
@@ -512,22 +532,10 @@ def test_a_copy_that_comes_late_is_not_replayed(tiers: Tiers, open_tiers: Open, 
     record = tiers.primary.execute(Lookup(tiers.primary.asked[0].id))
     assert freed(tiers, record) is State.DONE
 
-    def write_late() -> None:
-        now, before = time.monotonic(), tiers.tally.written
-
-        async def write() -> None:
-            tiers.store.cache.write(Write(record.id, record, now, now + 3000))
-
-        if isinstance(tiers.store, TieredStore):
-            tiers.store.cache.write(Write(record.id, record, now, now + 3000))
-        else:
-            tiers.do(write())
-        tiers.written(before + 1)
-
-    write_late()
+    write_copy(tiers, record)
     assert open_tiers(redis_url).run("k", lambda: "paid") == "paid"
     tiers.until(lambda: tiers.run("k", lambda: "never") == "paid" and tiers.tally.replayed)
-    write_late()  # over the copy of the new outcome
+    write_copy(tiers, record)  # over the copy of the new outcome
     assert tiers.run("k", lambda: "never") == "paid"
     (note,) = (key for key in raw.found() if key.endswith(b"}"))
     assert 3500_000 < raw.client.pttl(note) <= 24 * 3600_000, "as long as the record would have lived"
@@ -572,6 +580,48 @@ def test_ops_before_it_in_a_batch_may_finish_the_record_that_is_freed(tiers: Tie
     ]
     assert tiers.do(tiers.store.execute_many(ops)) == [True, State.DONE]
     assert isinstance(tiers.execute(claim(5, nonce=2)), Claimed)
+
+
+@pytest.mark.parametrize("states", [(), (State.DONE,), (State.RUNNING, State.DONE)])
+def test_an_outcome_that_comes_between_the_look_and_the_release_is_not_replayed(
+    tiers: Tiers, primary: Truth, states: tuple[State, ...]
+) -> None:
+    """The owner completes, and a process that is slow writes its copy when the record has been freed."""
+    claimed = primary.execute(claim(6))
+    found: list[Record] = []
+
+    def complete() -> None:
+        assert primary.execute(Complete(claim(6).id, claimed.token, b"failed", 3600.0))
+        found.append(primary.execute(Lookup(claim(6).id)))
+
+    primary.after_lookup = complete
+    assert tiers.execute(Resolve(claim(6).id, None, 60.0, False, claimed.token, states)) is State.DONE
+    assert primary.execute(Lookup(claim(6).id)) is None
+    write_copy(tiers, found[0])
+    assert isinstance(tiers.execute(claim(6, nonce=2)), Claimed)
+
+
+def test_an_outcome_that_may_not_be_freed_is_still_replayed_by_the_cache(tiers: Tiers) -> None:
+    tiers.run("k", lambda: "paid")
+    tiers.written(1)
+    record = tiers.primary.execute(Lookup(tiers.primary.asked[0].id))
+    in_doubt = (State.UNKNOWN, State.ABANDONED)
+    assert tiers.execute(Resolve(record.id, None, 60.0, False, record.token, in_doubt)) is State.DONE
+    assert tiers.execute(Resolve(record.id, b"other", 60.0, False, record.token)) is State.DONE
+    replayed = tiers.tally.replayed
+    assert tiers.run("k", lambda: "never") == "paid"
+    assert tiers.tally.replayed == replayed + 1
+
+
+def test_an_attempt_that_is_not_released_keeps_its_mark(tiers: Tiers) -> None:
+    """The resolution names another state, so the attempt goes on, and the cache goes on turning duplicates away."""
+    claimed = tiers.execute(claim(7))
+    assert tiers.execute(Renew(claim(7).id, claimed.token, 30.0)) is True
+    tiers.written(1)
+    assert tiers.execute(Resolve(claim(7).id, None, 60.0, True, claimed.token, (State.UNKNOWN,))) is State.RUNNING
+    turned_away = tiers.tally.turned_away
+    assert tiers.execute(claim(7, nonce=2)).record.state is State.RUNNING
+    assert tiers.tally.turned_away == turned_away + 1
 
 
 @pytest.mark.parametrize("prefix", [b"semel-tier:", b"{shop}:", b"shop:{a}{b}:"])

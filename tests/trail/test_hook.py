@@ -187,6 +187,9 @@ def test_a_forked_child_writes_its_own_events_only(tmp_path: Path) -> None:
         trail = Trail(f"sqlite:///{path}", service="shop", interval=30)
         trail(events.Mismatched("pay", "", "written"))
         wait_until(reader.recent)
+        # The thread still removes what is old, and SQLite must not be forked in the middle of a transaction: the child
+        # would find its file locked for ever, by a connection that is not there.
+        wait_until(lambda: trail._wake._cond._waiters)  # type: ignore[attr-defined]
         trail(events.Mismatched("pay", "", "waiting"))
         pid = os.fork()
         if pid == 0:

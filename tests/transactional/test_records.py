@@ -379,6 +379,7 @@ def test_a_database_of_the_version_before_is_migrated_and_its_records_are_replay
             "0007_trail",
             "0008_log",
             "0009_inbox_by_time",
+            "0010_fresh_ids",
         ]
         check(postgres_url)
         with psycopg.connect(postgres_url) as conn:

@@ -34,6 +34,7 @@ from semel.cli.recover import RECOVER
 from semel.cli.sizing.size import SIZE
 from semel.cli.upkeep import MIGRATE, STORES, SWEEP
 from semel.errors import SemelError
+from semel.stores.risks import AT_RISK
 from semel.stores.settings import require
 from semel.stores.urls import SCHEMES
 
@@ -196,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _leave_risks_to_the_doctor(record: logging.LogRecord) -> bool:
     """Drop the warning that a service logs once. A command would print it each time."""
-    return not str(record.msg).startswith("records in Redis are at risk")
+    return record.msg != AT_RISK
 
 
 def _drop_output() -> None:

@@ -101,8 +101,12 @@ def resolve(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise PolicyError(f"--result is not JSON ({error}); a text needs its quotes: --result '\"paid\"'") from error
     then = f"later calls get {json.dumps(result)}"
+    tenant = args.tenant or None
     return _settle(
-        args, "resolve", then, lambda guard: guard.resolve(args.operation, args.key, result, tenant=args.tenant or None)
+        args,
+        "resolve",
+        then,
+        lambda guard, seen: guard.resolve(args.operation, args.key, result, tenant=tenant, expected=seen),
     )
 
 
@@ -123,14 +127,18 @@ def configure_release(parser: argparse.ArgumentParser) -> None:
 def release(args: argparse.Namespace) -> int:
     how = {"tenant": args.tenant or None, "force": args.force, "stored": args.stored}
     return _settle(
-        args, "release", "the next call runs it", lambda guard: guard.release(args.operation, args.key, **how)
+        args,
+        "release",
+        "the next call runs it",
+        lambda guard, seen: guard.release(args.operation, args.key, **how, expected=seen),
     )
 
 
-def _settle(args: argparse.Namespace, action: str, then: str, change: Callable[[Any], Any]) -> int:
+def _settle(args: argparse.Namespace, action: str, then: str, change: Callable[[Any, Record], Any]) -> int:
     """Resolve or release a record: look at it first, ask, and write an audit line.
 
     :param then: what follows from it, for the question and for the answer.
+    :param change: called with the guard and the record that was found. It raises if that must stay as it is.
     """
     what = f"{args.operation}[{args.key}]"
     record, codec = _find(args)
@@ -141,10 +149,12 @@ def _settle(args: argparse.Namespace, action: str, then: str, change: Callable[[
             raise NotResolvable(f"{what} is {was}, and would stay as it is")
     elif settles and not confirmed(f"{action} {what}, which is {was}? Then {then}.", args):
         return FAILED
+    elif record is None:
+        raise NotResolvable(f"{what}: there is no such record")
     else:
-        _ask(args, change)  # it looks at the record again, and raises if it must stay as it is
-        identity = None if record is None else record.id.hex()
-        write_audit(action, operation=args.operation, tenant=args.tenant, id=identity, was=was)
+        seen = record
+        _ask(args, lambda guard: change(guard, seen))
+        write_audit(action, operation=args.operation, tenant=args.tenant, id=record.id.hex(), was=was)
     if args.json:
         shown = {"operation": args.operation, "key": args.key, "tenant": args.tenant, "was": was}
         print(as_json({**shown, "action": action, "dry_run": args.dry_run}))

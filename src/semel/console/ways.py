@@ -1,15 +1,15 @@
 """The ways out of each state: what may be done to a record, what each act would do, and doing it.
 
-An act is judged again when it is done: the record may have changed since the page was shown. The answer says what
-changed, or that nothing did, and why. Every act, and every act that was refused, is a line of the logger
-``semel.audit``.
+An act is judged again when it is done: the record may have changed since the page was shown. The store changes only a
+record that has the token and the state that were judged. The answer says what changed, or that nothing did, and why.
+Every act, and every act that was refused, is a line of the logger ``semel.audit``.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from semel.console.gate import Access
 from semel.console.watched import COUNTED, WatchedStore
@@ -112,37 +112,41 @@ async def act(
     :param key: the key, if the record does not have a readable one.
     """
     record = await watched.lookup(id)
-    if record is None:
-        done = Done(False, "There is no such record any more: it was released, or it has expired.")
-    elif record.token != token or way not in ways_out(record.state):
-        done = Done(
-            False,
-            f"The record has changed since the page was shown. It is {record.state.name.lower()} now, in attempt "
-            f"{record.attempt}. Look at it again.",
-        )
+    if record is None or record.token != token or way not in ways_out(record.state):
+        done = _changed(record)
     else:
         done = await _act(watched, way, record, result, key)
     _audit(access, way.name, watched, done, id=id.hex(), operation="" if record is None else record.operation)
     return done
 
 
+def _changed(record: Record | None) -> Done:
+    """What to say of a record that is not the one on the page any more."""
+    if record is None:
+        return Done(False, "There is no such record any more: it was released, or it has expired. Look at it again.")
+    return Done(
+        False,
+        f"The record has changed since the page was shown. It is {record.state.name.lower()} now, in attempt "
+        f"{record.attempt}. Look at it again.",
+    )
+
+
 async def _act(watched: WatchedStore, way: Way, record: Record, result: str, key: str | None) -> Done:
     guard = watched.guard
     name = record.key or key
     tenant = record.tenant or None
+    if name is None:
+        return Done(False, "Nothing was changed: the key of the record is stored as a hash only, so name the key.")
     try:
-        found = None if name is None else await guard.lookup(record.operation, name, tenant=tenant)
-        if found is None or found.id != record.id:
-            return Done(
-                False, "Nothing was changed: this is not the key of the record, or the guard has another secret."
-            )
+        # The store compares the record with this one when it changes it, because others may act at the same time.
         if way is RESOLVE:
-            await guard.resolve(record.operation, name, json.loads(result), tenant=tenant)
+            await guard.resolve(record.operation, name, json.loads(result), tenant=tenant, expected=record)
             return Done(True, "The record is done. Further calls with this key get the result that you gave.")
-        await guard.release(
-            record.operation, name, tenant=tenant, force=way is FORCE, stored="any" if way is FORGET else None
-        )
-    except (NotResolvable, PolicyError, KeyInvalid) as error:
+        stored: Literal["any"] | None = "any" if way is FORGET else None
+        await guard.release(record.operation, name, tenant=tenant, force=way is FORCE, stored=stored, expected=record)
+    except NotResolvable:
+        return _changed(await watched.lookup(record.id))
+    except (PolicyError, KeyInvalid) as error:
         return Done(False, f"Nothing was changed: {error}")
     except ValueError as error:
         return Done(False, f'Nothing was changed: the result is not JSON ({error}). A text needs its quotes: "paid"')

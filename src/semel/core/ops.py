@@ -202,6 +202,10 @@ class Resolve(Op[State]):
     token: int | None = None
     """With the snapshot None: free the record also if it is finished. If it has another token, it is not the one that
     the caller has seen: it stays as it is, and the answer is ABSENT."""
+    states: tuple[State, ...] = ()
+    """Change the record only in one of these states; empty for all. They allow nothing that the other fields forbid. In
+    another state it stays as it is. An owner keeps its token when it finishes, gives up or loses its lease, so only the
+    token and the state together say that the record is still what the caller has seen."""
 
 
 @value

@@ -264,15 +264,22 @@ def lookup(row: Row | None, op: Lookup, now: float) -> tuple[Row | None, Record 
     return row, None if row is None or state_of(row, now) is ABSENT else show(row, now)
 
 
+def resolves(op: Resolve, state: State) -> bool:
+    """Whether a resolution changes a record that is in this state and has the token that the resolution names."""
+    if op.states and state not in op.states:
+        return False
+    if state is RUNNING:
+        return op.force
+    if state is DONE:
+        return op.token is not None and op.snapshot is None
+    return state is not ABSENT
+
+
 def resolve(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, State]:
     state = state_of(row, now)
     if row is None or (op.token is not None and op.token != row.token):
         return row, ABSENT
-    if not (
-        state in (UNKNOWN, ABANDONED)
-        or (op.force and state is RUNNING)
-        or (state is DONE and op.token is not None and op.snapshot is None)
-    ):
+    if not resolves(op, state):
         return row, state
     # A new token, so that a late report of the lost owner is refused.
     settled = row._replace(

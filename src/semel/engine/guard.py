@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +35,7 @@ from semel.core.states import State
 from semel.engine.declare.declaration import Declaration
 from semel.engine.forking import survive_forks
 from semel.engine.operation.handle import running, set_lineage
-from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store, has_members
+from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store, check_awaited, has_members
 from semel.engine.problem_log import ProblemLog
 from semel.errors import ConfigurationError, NotResolvable, PolicyError
 from semel.observe import events
@@ -257,11 +256,27 @@ class Guard:
         owner = self.tenant if tenant is None else checked_tenant(tenant)
         return identity(owner, operation, normalize_key(key, ANY), self._identity_hash)
 
-    def _resolution(self, call: Call, result: Any) -> Resolve:
+    def _resolution(self, call: Call, result: Any, expected: Record | None) -> Resolve:
+        _check_expected(call, expected)
         try:
-            return Resolve(call.id, call.seal_value(result), call.policy.retention_seconds)
+            op = Resolve(call.id, call.seal_value(result), call.policy.retention_seconds)
         except NotSerializable as error:
             raise PolicyError(f"{call}: this result cannot be stored, so nothing is resolved: {error}") from error
+        return op if expected is None else replace(op, token=expected.token, states=(expected.state,))
+
+    def _release_op(self, call: Call, force: bool, outcome: tuple[str, int] | None, expected: Record | None) -> Resolve:
+        """Return the Op that releases the record.
+
+        :param outcome: what ``_releasable`` returned, if a finished record may be released.
+        """
+        _check_expected(call, expected)
+        token = None if outcome is None else outcome[1]
+        states: tuple[State, ...] = ()
+        if expected is not None:
+            states = (expected.state,)
+            # With a token the Op would free what is done. Without one it changes nothing, and the answer says why.
+            token = expected.token if outcome is not None or expected.state is not State.DONE else None
+        return Resolve(call.id, None, call.policy.retention_seconds, force, token, states)
 
     def _list_op(self, filters: ListFilters, limit: int, look: int, after: str | None) -> ListRecords:
         self._require_lists()
@@ -298,9 +313,19 @@ class Guard:
         return kind, record.token
 
     def _report(
-        self, call: Call, found: State, *, happened: bool, force: bool = False, outcome: tuple[str, int] | None = None
+        self,
+        call: Call,
+        found: State,
+        *,
+        happened: bool,
+        force: bool = False,
+        outcome: tuple[str, int] | None = None,
+        expected: Record | None = None,
     ) -> None:
         """Report a resolution. Raises NotResolvable if nothing was changed."""
+        if expected is not None and found is not expected.state:
+            now = "it has another token, or is gone" if found is State.ABSENT else f"it is {found.name.lower()} now"
+            raise NotResolvable(f"{call} has changed since it was looked up: {now}. Look it up again")
         if found in (State.UNKNOWN, State.ABANDONED) or (force and found is State.RUNNING):
             call.alert(events.Resolved, happened)
         elif outcome is not None and found is State.DONE:
@@ -336,6 +361,14 @@ def readable(listing: Listing) -> Listing:
     return replace(listing, records=tuple(map(read_label, listing.records)))
 
 
+def _check_expected(call: Call, expected: Record | None) -> None:
+    """Raise PolicyError if the record that a caller expects belongs to another call."""
+    if expected is not None and expected.id != call.id:
+        raise PolicyError(
+            "expected= is the record of another operation, key or tenant, or of a guard with another secret"
+        )
+
+
 def checked_tenant(value: object) -> str:
     """Return the tenant. Raises PolicyError if there is none, and KeyInvalid if it is malformed."""
     if value is None or value == "":
@@ -350,14 +383,11 @@ def check_store(store: Any, quota: Quota | None, *, awaited: bool) -> Any:
             "a guard takes a store, such as SQLiteStore('app.db'), or its URL, 'sqlite:///app.db', "
             f"not {_describe_wrong_store(store)}"
         )
-    kind = type(store).__name__
-    if inspect.iscoroutinefunction(store.execute) is not awaited:
-        needs, other = ("AsyncSemel", "Semel") if awaited else ("Semel", "AsyncSemel")
-        raise ConfigurationError(
-            f"{kind} is {'a sync' if awaited else 'an async'} store: {needs} cannot use it; use {other}"
-        )
+    check_awaited(store, "Semel", awaited=awaited)
     if quota is not None and not store.counts:
-        raise ConfigurationError(f"quota= needs a store that counts keys, and {kind} does not: use another")
+        raise ConfigurationError(
+            f"quota= needs a store that counts keys, and {type(store).__name__} does not: use another"
+        )
     return store
 
 

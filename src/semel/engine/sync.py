@@ -18,7 +18,7 @@ from semel.core.call import Call, Outcome
 from semel.core.encoding.serializers import Serializer
 from semel.core.keys import KeyFormat
 from semel.core.lineage import read_label
-from semel.core.ops import Listing, Lookup, Record, Resolve, Size, Sweep, Swept
+from semel.core.ops import Listing, Lookup, Record, Size, Sweep, Swept
 from semel.core.policy import Duration, Policy, at_least_one
 from semel.core.quota import Quota
 from semel.core.transactional import SQLEffect, StatementResult
@@ -388,11 +388,23 @@ class SyncGuard(Guard):
         return None if record is None else read_label(record)
 
     def resolve(
-        self, operation: str, key: object, result: Any, *, tenant: str | None = None, returns: Any = None
+        self,
+        operation: str,
+        key: object,
+        result: Any,
+        *,
+        tenant: str | None = None,
+        returns: Any = None,
+        expected: Record | None = None,
     ) -> None:
-        """Declare that an unknown or abandoned operation did happen, with this result; later calls replay it."""
+        """Declare that an unknown or abandoned operation did happen, with this result; later calls replay it.
+
+        :param expected: the record that ``lookup`` returned. If its token or its state is another one by now, nothing
+            is changed, and NotResolvable is raised.
+        """
         call = self._plain_call(operation, key, tenant, None, returns, {})
-        self._report(call, self.store.execute(self._resolution(call, result)), happened=True)
+        found = self.store.execute(self._resolution(call, result, expected))
+        self._report(call, found, happened=True, expected=expected)
 
     def release(
         self,
@@ -402,20 +414,22 @@ class SyncGuard(Guard):
         tenant: str | None = None,
         force: bool = False,
         stored: Literal["failure", "any"] | None = None,
+        expected: Record | None = None,
     ) -> None:
         """Declare that an unknown or abandoned operation did not happen: the next call is a first call.
 
         :param force: release it even if its handler is still running. That handler's result will not be stored.
         :param stored: release it even if it is done, so that it runs again: ``"failure"`` if what is stored is an error
             or a response with a status from 400, ``"any"`` whatever is stored.
+        :param expected: the record that ``lookup`` returned. If its token or its state is another one by now, nothing
+            is changed, and NotResolvable is raised.
         """
         call = self._plain_call(operation, key, tenant, None, None, {})
         outcome = None
         if stored is not None:
             outcome = self._releasable(call, self.store.execute(Lookup(call.id)), stored)
-        token = None if outcome is None else outcome[1]
-        found = self.store.execute(Resolve(call.id, None, call.policy.retention_seconds, force, token))
-        self._report(call, found, happened=False, force=force, outcome=outcome)
+        found = self.store.execute(self._release_op(call, force, outcome, expected))
+        self._report(call, found, happened=False, force=force, outcome=outcome, expected=expected)
 
     def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:
         """Remove at most ``limit`` expired records."""

@@ -6,7 +6,6 @@ happens in a thread of its own, so whoever reads the gauges never waits for the 
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import time
@@ -26,7 +25,7 @@ from semel.core.policy import Duration, seconds
 from semel.core.states import State
 from semel.core.values import value
 from semel.engine.forking import survive_forks
-from semel.engine.ports import Store
+from semel.engine.ports import Store, is_async_store
 from semel.errors import ConfigurationError, MissingDependency, NotMigrated, StoreError
 from semel.observe.metrics import OTHER
 from semel.stores.urls import has_tables, open_any_store
@@ -77,7 +76,7 @@ class StoreWatch:
         if self._url is not None:
             has_tables(self._url)  # raises StoreURLError if it is no URL of a store
         self._store: Store | None = None if isinstance(store, str) else store
-        if self._store is not None and inspect.iscoroutinefunction(self._store.execute):
+        if self._store is not None and is_async_store(self._store):
             raise ConfigurationError(f"{type(store).__name__} is an async store: pass its URL, or a sync store")
         self._every = seconds(every, "every")
         self._look = look

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from semel.sql.program import Program, Query
 
+AT_RISK: Final = "what is stored in Redis is at risk: %s"
+"""The warning that a store, broker or source in Redis logs once."""
 ACCEPTED_SKEW: Final = 5.0
 """Seconds by which two clocks may differ."""
 _POSTGRES: Final = Query(

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, TypeVar
 from semel.core.ops import Op
 from semel.core.policy import Duration, seconds
 from semel.engine.forking import survive_forks
+from semel.engine.ports import execute_each
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable
 from semel.sql import sync
 from semel.sql.connections.errors import SQLITE_ERRORS, DatabaseBusy, sqlite_error
@@ -129,7 +130,7 @@ class ReadOnlySQLiteStore:
         return answer
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return [self.execute(op) for op in ops]
+        return execute_each(self.execute, ops)
 
     def wait(self, id: bytes, seconds: float) -> None:
         """The engine polls and never calls this."""

@@ -16,7 +16,6 @@ import atexit
 
 # A driver may import it when it connects first. When the interpreter ends, it is too late for that.
 import concurrent.futures.thread  # noqa: F401
-import inspect
 import logging
 import os
 import socket
@@ -40,7 +39,7 @@ from semel.core.trail.moments import (
     shape_of,
 )
 from semel.engine.forking import survive_forks
-from semel.engine.ports import Store, check_trails
+from semel.engine.ports import Store, check_trails, is_async_store
 from semel.errors import ConfigurationError
 from semel.observe.events import Event
 from semel.stores.urls import check_trails_of, open_any_store
@@ -84,7 +83,7 @@ class Trail:
         """
         if isinstance(store, str):
             check_trails_of(store)
-        elif inspect.iscoroutinefunction(store.execute):
+        elif is_async_store(store):
             raise ConfigurationError(
                 f"{type(store).__name__} is an async store, and a trail writes in a thread of its own: give it the "
                 "URL, or a sync store"

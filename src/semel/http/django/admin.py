@@ -16,6 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
+from semel.core.lineage import read_label
 from semel.core.ops import Lookup, Record
 from semel.core.policy import duration
 from semel.core.states import State
@@ -92,10 +93,10 @@ class IdempotencyRecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django 
                     "its key is stored as a hash only: use `semel release` or `semel resolve` with the key"
                 )
             if way == "release":
-                _ask(guard.release, record.operation, record.key, tenant=tenant)
+                _ask(guard.release, record.operation, record.key, tenant=tenant, expected=record)
             elif way == "resolve":
                 text = request.POST.get("result", "")[:_LONGEST_RESULT]
-                _ask(guard.resolve, record.operation, record.key, json.loads(text), tenant=tenant)
+                _ask(guard.resolve, record.operation, record.key, json.loads(text), tenant=tenant, expected=record)
             else:
                 raise ValueError("choose what happened")
         except (SemelError, ValueError) as error:
@@ -130,7 +131,7 @@ def _find(id: str) -> Record | None:
         found: Record | None = _ask(_guard().store.execute, Lookup(bytes.fromhex(id)))
     except ValueError:
         return None
-    return found
+    return None if found is None else read_label(found)
 
 
 def _row(record: Record) -> dict[str, Any]:

@@ -178,10 +178,11 @@ LEFT JOIN semel_record AS r ON r.id = s.id AND r.origin = s.origin AND r.state <
 WHERE s.name = x'7e696e707574' AND s.id > :after AND s.id <= :last AND r.id IS NULL
 
 -- name: resolve_done (writes)
+-- The state as well as the token: an owner renews, gives up and completes with the same token.
 UPDATE semel_record
 SET state = 2, token = GREATEST(token + 1, {{token}}), snapshot = :snapshot, lease_end = {{now}},
     expires = {{now}} + INTERVAL :ttl MICROSECOND
-WHERE id = :id AND token = :token AND state IN (1, 3)
+WHERE id = :id AND token = :token AND state = :stored AND (state <> 1 OR (lease_end > {{now}}) = :alive)
 
 -- name: free (writes)
 -- An expired record, which the next claim replaces or a sweep removes. Its new token makes the next one greater, even if
@@ -189,7 +190,7 @@ WHERE id = :id AND token = :token AND state IN (1, 3)
 UPDATE semel_record
 SET token = GREATEST(token + 1, {{token}}), snapshot = NULL, lease_end = {{now}}, expires = '1970-01-01',
     sweep_after = {{now}}, state = 2
-WHERE id = :id AND token = :token AND (state = 2) = :done
+WHERE id = :id AND token = :token AND state = :stored AND (state <> 1 OR (lease_end > {{now}}) = :alive)
 
 -- name: dead (writes)
 -- By this index and in its order. With another order, all matching rows would be locked before the limit applies.

@@ -214,11 +214,13 @@ WHERE s.name = '~input' AND s.id > :after::bytea AND s.id <= :last::bytea AND NO
 )
 
 -- name: resolve_done (writes)
+-- The state as well as the token: an owner renews, gives up and completes with the same token.
 WITH finished AS (
     UPDATE semel_record r
     SET state = 2, token = greatest(token + 1, {{token}}), snapshot = :snapshot::bytea,
         lease_end = {{now}}, expires = {{now}} + :ttl::float8 * interval '1 second'
-    WHERE id = :id AND token = :token AND state IN (1, 3)
+    WHERE id = :id AND token = :token AND state = :stored::integer
+      AND (state <> 1 OR (lease_end > {{now}}) = :alive::boolean)
     RETURNING r.id, r.awaited
 )
 SELECT id, CASE WHEN awaited THEN {{notify}} END FROM finished
@@ -230,7 +232,8 @@ WITH freed AS (
     UPDATE semel_record r
     SET state = 2, token = greatest(token + 1, {{token}}), snapshot = NULL, lease_end = {{now}}, expires = 'epoch',
         sweep_after = {{now}}
-    WHERE id = :id AND token = :token AND (state = 2) = :done::boolean
+    WHERE id = :id AND token = :token AND state = :stored::integer
+      AND (state <> 1 OR (lease_end > {{now}}) = :alive::boolean)
     RETURNING r.id, r.awaited
 )
 SELECT id, CASE WHEN awaited THEN {{notify}} END FROM freed

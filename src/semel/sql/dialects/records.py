@@ -30,7 +30,16 @@ from semel.core.ops import (
     Resumable,
     Size,
 )
-from semel.core.semantics import is_listed, may_take_over, not_a_place, pack_place, same_request, state_at, unpack_place
+from semel.core.semantics import (
+    is_listed,
+    may_take_over,
+    not_a_place,
+    pack_place,
+    resolves,
+    same_request,
+    state_at,
+    unpack_place,
+)
 from semel.core.states import State, Takeover
 from semel.errors import StoreUnavailable
 from semel.sql.program import Program, Rows
@@ -94,23 +103,21 @@ def _record(row: Sequence[Any], second: float) -> Record:
 
 
 def _resolve(op: Resolve, table: RecordTable) -> Program[State]:
-    """Free or complete a record, unless it is done or, without force, still running. Returns the state it had."""
+    """Free or complete a record, if the Op may change it in its state. Returns the state it had."""
     for _ in range(TRIES):
         (record,) = yield from table.lookups([Lookup(op.id)])
         if record is None or (op.token is not None and op.token != record.token):
             return State.ABSENT
-        if record.state is State.DONE and (op.token is None or op.snapshot is not None):
+        if not resolves(op, record.state):
             return record.state
-        if record.state is State.RUNNING and not op.force:
-            return record.state
-        # Both change nothing if the record has changed since it was looked up.
+        # Both change nothing if the record has another token or another state than when it was looked up.
+        alive = record.state is State.RUNNING
+        stored = State.RUNNING if record.state is State.ABANDONED else record.state
+        seen = {"id": op.id, "token": record.token, "stored": int(stored), "alive": alive}
         if op.snapshot is None:
-            done = record.state is State.DONE
-            changed = yield from table.ask("free", id=op.id, token=record.token, done=done)
+            changed = yield from table.ask("free", **seen)
         else:
-            changed = yield from table.ask(
-                "resolve_done", id=op.id, token=record.token, snapshot=op.snapshot, ttl=table.span(op.ttl)
-            )
+            changed = yield from table.ask("resolve_done", **seen, snapshot=op.snapshot, ttl=table.span(op.ttl))
         if changed:
             return record.state
     raise StoreUnavailable(f"the record changed {TRIES} times while it was being resolved")

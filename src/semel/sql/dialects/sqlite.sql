@@ -133,16 +133,17 @@ WHERE name = '~input' AND id > :after AND id <= :last AND NOT EXISTS (
 )
 
 -- name: resolve_done (writes)
+-- The state as well as the token: an owner renews, gives up and completes with the same token.
 UPDATE semel_record SET
     state = 2, token = max(token + 1, :now), snapshot = :snapshot, lease_end = :now, expires = :now + :ttl
-WHERE id = :id AND token = :token AND state IN (1, 3) RETURNING 1
+WHERE id = :id AND token = :token AND state = :stored AND (state <> 1 OR (lease_end > :now) = :alive) RETURNING 1
 
 -- name: free (writes)
 -- An expired record, which the next claim replaces or a sweep removes. Its new token makes the next one greater, even if
 -- the clock is set back.
 UPDATE semel_record SET
     state = 2, token = max(token + 1, :now), snapshot = NULL, lease_end = :now, expires = 0, sweep_after = :now
-WHERE id = :id AND token = :token AND (state = 2) = :done RETURNING 1
+WHERE id = :id AND token = :token AND state = :stored AND (state <> 1 OR (lease_end > :now) = :alive) RETURNING 1
 
 -- name: sweep (writes)
 DELETE FROM semel_record WHERE id IN (

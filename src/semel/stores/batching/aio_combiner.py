@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from semel.core.ops import Op
 from semel.engine.ports import STORE_CLOSED
-from semel.errors import ConfigurationError, StoreUnavailable, StoreUncertain
+from semel.errors import ConfigurationError, SemelError, StoreUnavailable, StoreUncertain
 from semel.stores.batching.batches import (
     MAX_BATCH,
     MAX_BATCH_BYTES,
@@ -109,9 +109,12 @@ class AsyncCombiner:
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         """Run several Ops; an Op that failed is answered with its error."""
-        if len(self._queue) + len(ops) > self._max_queue:
-            await self._wait_for_room(ops)
-        futures = [self.submit(op) for op in ops]
+        try:
+            if len(self._queue) + len(ops) > self._max_queue:
+                await self._wait_for_room(ops)
+            futures = [self.submit(op) for op in ops]
+        except SemelError as error:  # none was queued
+            return [error] * len(ops)
         return [await future for future in futures]
 
     async def close(self) -> None:

@@ -156,7 +156,11 @@ class Combiner:
             entry.op = op
             entries.append(entry)
         try:
-            self._enqueue(entries)
+            try:
+                self._enqueue(entries)
+            except SemelError as error:  # none was queued
+                self._abandon(entries)
+                return [error] * len(entries)
             return [self._wait(entry) for entry in entries]
         except BaseException:  # interrupted: the connection and the batch that we hold must not be lost
             self._abandon(entries)

@@ -141,14 +141,14 @@ class AsyncDynamoDBStore:
         # async only
         if running:
             await asyncio.wait(running)
-        # sync: with self._opening:  # a thread may be creating the client
-        # sync:     self._closed = True
-        # sync:     client, self._client = self._client, None
-        client, self._client = self._client, None
-        self._closed = True  # async only
-        # sync: if client is not None:
-        # sync:     client.close()
-        if client is not None and self._loop is loop:
+        # async only
+        if self._loop is not loop:  # the client, if there is one, belongs to a loop that has ended
+            self._closed, self._client = True, None
+            return
+        async with self._opening:  # another call may be creating the client
+            self._closed = True
+            client, self._client = self._client, None
+        if client is not None:
             await client.close()
 
     async def _send(self, call: ApiCall, retry: CallRetry) -> Reply:

@@ -106,7 +106,7 @@ class DynamoDBStore:
         self._closed = False
 
     def close(self) -> None:
-        with self._opening:  # a thread may be creating the client
+        with self._opening:  # another call may be creating the client
             self._closed = True
             client, self._client = self._client, None
         if client is not None:

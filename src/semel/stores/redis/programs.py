@@ -37,7 +37,7 @@ from semel.core.ops import (
     make_claimed,
     make_existing,
 )
-from semel.core.semantics import is_filtered, is_listed, not_a_place, pack_place, unpack_place
+from semel.core.semantics import is_filtered, is_listed, not_a_place, pack_place, resolves, unpack_place
 from semel.core.states import State
 from semel.core.trail.moments import TRAIL_OPS
 from semel.errors import SemelError, StoreError, StoreUncertain
@@ -192,10 +192,9 @@ class RedisPrograms:
         ttl = max(1, milliseconds(op.ttl))
         resolve = self._scripts["resolve"].call(
             key, 0 if op.snapshot is None else 1, op.snapshot or b"", ttl, 1 if op.force else 0, self.channel,
-            b"" if op.token is None else eight_bytes(op.token),
+            b"" if op.token is None else eight_bytes(op.token), b"".join(b"%d" % state for state in op.states),
         )  # fmt: skip
-        frees = op.token is not None and op.snapshot is None
-        changes = {State.UNKNOWN, State.ABANDONED, *[State.RUNNING] * op.force, *[State.DONE] * frees}
+        changes = {state for state in State if resolves(op, state)}
         return State((yield from self._write(resolve, changes)))
 
     def _watch(self, op: WatchRecord, key: bytes, clock: ServerClock) -> OpProgram:

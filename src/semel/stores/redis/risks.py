@@ -13,7 +13,7 @@ from typing import Any, Final
 from semel.errors import SemelError
 from semel.stores.redis.commands import RedisCommand
 from semel.stores.redis.settings import RedisSettings
-from semel.stores.risks import Risk, clock_skew
+from semel.stores.risks import AT_RISK, Risk, clock_skew
 
 _SETTINGS: Final = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save")
 QUESTIONS: Final = [
@@ -69,7 +69,7 @@ class RiskLog:
         if unlogged:
             self._logged.update(risk.name for risk in unlogged)
             texts = (f"{risk.name}: {risk.what} ({risk.remedy})" for risk in unlogged)
-            _log.warning("records in Redis are at risk: %s", "; ".join(texts))
+            _log.warning(AT_RISK, "; ".join(texts))
         now = replies[-1]
         if not isinstance(now, SemelError):
             risks += clock_skew(int(now[0]) + int(now[1]) / 1e6, asked, answered)

@@ -32,8 +32,9 @@ from typing import Any, Final
 
 from semel.core.ops import Claim, Claimed, Complete, Existing, Op, Record, Release, Renew, Resolve
 from semel.core.policy import Duration, seconds
+from semel.core.semantics import resolves
 from semel.core.states import DONE, State, Takeover
-from semel.engine.ports import STORE_MEMBERS, has_members
+from semel.engine.ports import STORE_MEMBERS, has_members, is_async_store
 from semel.errors import ConfigurationError
 from semel.stores.tiered.cache import CACHE_MEMBERS, CachedRecord, Tally, Write
 from semel.stores.tiered.copies import MARGIN
@@ -173,8 +174,8 @@ class TierRules:
             return self._ended(op, answer, at, now, attempt)
         if isinstance(op, Renew):
             return (self._renewed(op, at) if answer is True else []), False
-        if isinstance(op, Resolve) and answer in (State.UNKNOWN, State.ABANDONED, State.RUNNING):
-            overruled = self._attempts.get(op.id) if op.force or answer is not State.RUNNING else None
+        if isinstance(op, Resolve) and answer is not DONE and resolves(op, answer):
+            overruled = self._attempts.get(op.id)
             if overruled is not None:
                 self._forget(overruled)
             return [_delete(op.id, now)], True
@@ -267,8 +268,8 @@ def check_parts(primary: Any, cache: Any, *, awaited: bool) -> None:
         raise ConfigurationError(f"the primary of a tiered store is a store, not {_describe(primary)}: {remedy}")
     if not _is_cache(cache):
         raise ConfigurationError(f"the cache of a tiered store is a cache, not {_describe(cache)}: {remedy}")
-    for part, method in ((primary, primary.execute), (cache, cache.get)):
-        if inspect.iscoroutinefunction(method) is not awaited:
+    for part, is_async in ((primary, is_async_store(primary)), (cache, inspect.iscoroutinefunction(cache.get))):
+        if is_async is not awaited:
             raise ConfigurationError(
                 f"{type(part).__name__} is {'sync' if awaited else 'async'}, and both parts of a tiered store must be "
                 f"of its own kind: write {_EXAMPLES[False]}, or in an async program {_EXAMPLES[True]}"

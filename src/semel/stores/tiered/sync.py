@@ -14,12 +14,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar
 
 from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Resolve
 from semel.core.policy import Duration
-from semel.core.states import DONE
+from semel.core.semantics import resolves
+from semel.core.states import ABSENT, DONE, State
 from semel.engine.forking import survive_forks
 from semel.engine.ports import Store, execute_each
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
@@ -90,8 +92,10 @@ class TieredStore:
 
     def execute(self, op: Op[R]) -> R:
         rules, cache = self._rules, self.cache
-        if type(op) is Resolve and op.token is not None:
-            self._invalidate(op.id, op.token)
+        if type(op) is Resolve and resolves(op, DONE):
+            found = self._prepare_to_free(op)
+            if found is not DONE:
+                return found  # type: ignore[return-value]
         if not self._named and not self._name_cache():
             return self.primary.execute(op)
         if type(op) is Claim:
@@ -116,10 +120,14 @@ class TieredStore:
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         """Run several Ops on the primary, which shares its round trips; then write to the cache."""
         rules, cache = self._rules, self.cache
-        if any(type(op) is Resolve and op.token is not None for op in ops):
+        if any(type(op) is Resolve and resolves(op, DONE) for op in ops):
             # The Ops before it may finish the record that it frees.
             return execute_each(self.execute, ops)
-        if not self._named and not self._name_cache():
+        try:
+            named = self._named or self._name_cache()
+        except SemelError as error:  # none was sent
+            return [error] * len(ops)
+        if not named:
             return self.primary.execute_many(ops)
         at = monotonic()
         answers = self.primary.execute_many(ops)
@@ -136,23 +144,39 @@ class TieredStore:
                 cache.settle(op.id)
         return answers
 
-    def _invalidate(self, id: bytes, token: int) -> None:
+    def _prepare_to_free(self, op: Resolve) -> State:
+        """Make the copies invalid if the record is finished: then the answer is DONE, and the Op is still to be sent.
+
+        Otherwise send the Op in a way that leaves the record alone if it finishes now, because copies of the outcome
+        would stay valid. Returns the answer.
+        """
+        if not self._invalidate(op):
+            unfinished = tuple(state for state in op.states or State if state is not DONE) or (ABSENT,)
+            found = self.execute(replace(op, states=unfinished))
+            if found is not DONE:
+                return found
+            self._invalidate(op)
+        return DONE
+
+    def _invalidate(self, op: Resolve) -> bool:
         """Make the copies of a finished record invalid before the primary frees it. Raises if that is not certain.
 
-        Otherwise the cache could go on replaying an outcome that somebody has dropped.
+        Otherwise the cache could go on replaying an outcome that somebody has dropped. Returns False if the record is
+        not finished, or not the one that the Op names: then there is nothing to do.
         """
-        record = self.primary.execute(Lookup(id))
-        if record is None or record.token != token or record.state is not DONE:
-            return
+        record = self.primary.execute(Lookup(op.id))
+        if record is None or record.token != op.token or record.state is not DONE:
+            return False
         try:
             if not self._named and not self._name_cache():
                 raise StoreUnavailable("the primary did not answer")
-            self.cache.invalidate(id, token, record.expires_in)
+            self.cache.invalidate(op.id, record.token, record.expires_in)
         except SemelError as error:
             raise StoreUnavailable(
                 "the cache may hold a copy of the outcome, and cannot be told to drop it, so the key is not released. "
                 f"Try again when the cache is back: {error}"
             ) from error
+        return True
 
     def _name_cache(self) -> bool:
         """Ask the primary for its name, or give it one. Returns False if that fails: without it the cache is not used.

@@ -231,6 +231,32 @@ def of_two_resolutions_one_counts() -> Script:
 
 
 @RACE()
+def of_an_owners_report_and_a_resolution_of_what_was_seen_one_counts() -> Script:
+    """A person has seen the token and the state. The owner reports with the same token, and that changes the state."""
+    moves: dict[State, Callable[[bytes, int], Op[bool]]] = {
+        State.DONE: lambda id, token: Complete(id, token, b"paid", TTL),
+        State.RUNNING: lambda id, token: Renew(id, token, LIVE),
+        State.UNKNOWN: lambda id, token: Release(id, token, State.UNKNOWN),
+    }
+    for make, targets in (
+        (running, (State.DONE, State.UNKNOWN)),
+        (abandoned, (State.DONE, State.UNKNOWN, State.RUNNING)),
+        (unknown, (State.DONE,)),
+    ):
+        for target in targets * ROUNDS:
+            id, claimed = yield from make()
+            seen = yield Lookup(id)
+            freed, reported = yield rivals(
+                [Resolve(id, None, TTL, True, claimed.token, (seen.state,)), moves[target](id, claimed.token)]
+            )
+            record = yield Lookup(id)
+            if reported:
+                assert (freed, record.state, record.token) == (target, target, claimed.token)
+            else:
+                assert (freed, record) == (seen.state, None)
+
+
+@RACE()
 def of_many_values_for_a_step_one_stays() -> Script:
     id, first = yield from running()
     saves: list[Op[Any]] = [SaveStep(id, first.token, "charge", b"%d" % i, 0) for i in range(RIVALS)]

@@ -51,6 +51,7 @@ which = st.sampled_from([0, 0, 0, 1, 1, 2])
 lasting = st.sampled_from(["long", "short"])
 answers = st.sampled_from([b"", b"one", b"two", bytes(range(256))])
 ends = st.sampled_from([State.ABSENT, State.ABANDONED, State.UNKNOWN])
+expected = st.just(()) | st.lists(st.sampled_from(State), min_size=1, max_size=3, unique=True).map(tuple)
 tokens = st.sampled_from(["newest"] * 6 + ["older", "oldest", "next", "made up"])
 moves = st.sampled_from(["claim", "renew", "save", "complete", "release", "lookup", "resolve", "free"])
 COARSE: Final = 300.0
@@ -124,9 +125,13 @@ class StoreMachine(RuleBasedStateMachine):
     def resolve(self, i: int, snapshot: bytes | None, ttl: str, force: bool) -> None:
         self._do(Resolve(self.ids[i], snapshot, self._seconds(ttl), force), ttl)
 
-    @rule(i=which, snapshot=st.none() | st.none() | answers, force=st.booleans(), token=tokens)
-    def free(self, i: int, snapshot: bytes | None, force: bool, token: str) -> None:
-        self._do(Resolve(self.ids[i], snapshot, LONG, force, self._token(i, token)))
+    @rule(i=which, snapshot=st.none() | st.none() | answers, force=st.booleans(), token=tokens, states=expected)
+    def free(self, i: int, snapshot: bytes | None, force: bool, token: str, states: tuple[State, ...]) -> None:
+        self._do(Resolve(self.ids[i], snapshot, LONG, force, self._token(i, token), states))
+
+    @rule(i=which, snapshot=st.none() | answers, force=st.booleans(), states=expected)
+    def resolve_in_states(self, i: int, snapshot: bytes | None, force: bool, states: tuple[State, ...]) -> None:
+        self._do(Resolve(self.ids[i], snapshot, LONG, force, None, states))
 
     # -- many ------------------------------------------------------------------------------------------------------
 

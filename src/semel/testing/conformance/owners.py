@@ -3,7 +3,7 @@
 Lease: how long an owner counts as alive, what a late owner may still do, and how an owner releases the key.
 Fencing: an owner that was replaced holds a stale token and can change nothing.
 Resolve: someone has found out what happened. Only a record in doubt can be resolved. With its token a finished record
-can be freed.
+can be freed. With an expected state the record stays as it is in every other one.
 """
 
 from __future__ import annotations
@@ -477,6 +477,67 @@ def a_token_gives_a_finished_record_no_other_answer() -> Script:
     before = yield Lookup(id)
     assert (yield Resolve(id, b"resolved", 50 * TTL, True, claimed.token)) is State.DONE
     yield from assert_unchanged(id, before)
+
+
+@RESOLVE()
+def what_is_still_in_the_expected_state_is_changed() -> Script:
+    for make in (running, abandoned, unknown, done):
+        for snapshot in (None, b"resolved"):
+            id, claimed = yield from make()
+            state = (yield Lookup(id)).state
+            if state is State.DONE and snapshot is not None:
+                continue
+            assert (yield Resolve(id, snapshot, TTL, True, claimed.token, (state,))) is state
+            record = yield Lookup(id)
+            assert record is None if snapshot is None else record.snapshot == snapshot
+            yield from assert_owner_is_refused(id, claimed.token)
+    id, claimed = yield from unknown()
+    expected = (State.ABANDONED, State.UNKNOWN)
+    assert (yield Resolve(id, b"resolved", TTL, False, claimed.token, expected)) is State.UNKNOWN
+    assert (yield Lookup(id)).snapshot == b"resolved"
+
+
+@RESOLVE()
+def what_is_in_another_state_stays_as_it_is() -> Script:
+    for make in (running, abandoned, unknown, done):
+        id, claimed = yield from make()
+        before = yield Lookup(id)
+        others = tuple(state for state in State if state is not before.state)
+        for expected in (others, *((state,) for state in others)):
+            for snapshot in (None, b"resolved"):
+                for token in (None, claimed.token):
+                    assert (yield Resolve(id, snapshot, 50 * TTL, True, token, expected)) is before.state
+        yield from assert_unchanged(id, before)
+
+
+@RESOLVE()
+def an_expected_state_allows_no_more_than_before() -> Script:
+    id, claimed = yield from running()
+    before = yield Lookup(id)
+    for token in (None, claimed.token):
+        assert (yield Resolve(id, None, 50 * TTL, False, token, (State.RUNNING,))) is State.RUNNING
+    assert (yield Resolve(id, None, 50 * TTL, True, claimed.token + 1, (State.RUNNING,))) is State.ABSENT
+    yield from assert_unchanged(id, before)
+    id, claimed = yield from done(b"answer")
+    before = yield Lookup(id)
+    assert (yield Resolve(id, None, 50 * TTL, True, None, (State.DONE,))) is State.DONE
+    assert (yield Resolve(id, b"resolved", 50 * TTL, True, claimed.token, (State.DONE,))) is State.DONE
+    yield from assert_unchanged(id, before)
+    absent = new_id()
+    assert (yield Resolve(absent, b"resolved", TTL, True, None, (State.ABSENT,))) is State.ABSENT
+    assert (yield Lookup(absent)) is None
+
+
+@RESOLVE()
+def an_outcome_that_the_owner_reports_late_is_not_freed() -> Script:
+    """The owner completes with the token that a person has seen before."""
+    for make in (running, abandoned, unknown):
+        id, claimed = yield from make()
+        seen = yield Lookup(id)
+        assert (yield Complete(id, claimed.token, b"paid", TTL)) is True
+        before = yield Lookup(id)
+        assert (yield Resolve(id, None, 50 * TTL, True, seen.token, (seen.state,))) is State.DONE
+        yield from assert_unchanged(id, before)
 
 
 @RESOLVE()
