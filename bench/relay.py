@@ -22,7 +22,7 @@ from bench.peer_outboxes import FASTSTREAM, TXOUTBOX, faststream_relay, txoutbox
 from bench.turns import Turn
 from semel import AsyncPostgresStore, PostgresStore
 from semel.core.messaging.messages import Message, OutboxMode, attributes, lane_of
-from semel.core.messaging.relaying import LOG_BATCHES
+from semel.core.messaging.relaying import LARGE
 from semel.messaging import AsyncOutbox, AsyncRelay, Outbox, Relay
 from semel.messaging.brokers.kafka import KafkaBroker
 from semel.messaging.ports import Broker, Capabilities, Sent
@@ -198,7 +198,7 @@ def _turn_of_log(connection: Any, url: str, mode: OutboxMode, drain: Callable[[]
         store.close()
 
     def turn(seconds: float) -> float:
-        count = max(2 * BATCH * LOG_BATCHES, int(seconds * 100_000))
+        count = max(2 * BATCH * LARGE, int(seconds * 100_000))
         switch(mode)
         connection.execute(_APPEND, (count, streams, STREAMS))
         connection.execute("ANALYZE semel_log")

@@ -29,7 +29,14 @@ from semel.core.messaging.messages import (
     TakeLog,
     TryAgain,
 )
-from semel.core.messaging.relaying import BROKER_PAUSE_LONGEST, POISON, Poison, Publish, Rest
+from semel.core.messaging.relaying import (
+    BROKER_PAUSE_LONGEST,
+    POISON,
+    STORE_PAUSE_LONGEST,
+    Poison,
+    Publish,
+    Rest,
+)
 from semel.errors import StoreUnavailable, StoreUncertain
 from semel.observe import events
 from tests.messaging.relay_model import BrokerModel, OutboxModel, RelayModel, ordered
@@ -449,11 +456,45 @@ def test_a_join_whose_answer_was_lost_is_repeated_under_the_same_name() -> None:
     assert relay.outbox.clock() < 1001
 
 
-def test_draining_raises_the_error_of_the_store() -> None:
+def test_a_relay_that_cannot_settle_leaves_under_its_old_name_before_it_joins_again() -> None:
+    """The last settle may have renewed the lease, and its answer was lost. The lanes must not rest for that lease, and
+    what was read ahead and never sent must not count a start."""
+    relay = made()
+    for number in range(20):
+        relay.outbox.add(f"s{number % 3}")
+    end = relay.outbox.clock() + relay.plan.lease
+    relay.lose = lambda op: StoreUncertain("no answer") if isinstance(op, SettleMessages) else None
+    relay.run_until(lambda: isinstance(relay.request, SettleMessages))
+    relay.run_until(lambda: isinstance(relay.request, JoinRelays | LeaveRelays))
+    relay.lose = lambda op: None
+    relay.run_until(lambda: not relay.outbox.rows)
+    assert relay.outbox.clock() < end + STORE_PAUSE_LONGEST
+    assert len(relay.outbox.relays) == 1
+    assert set(relay.broker.ids()) == {f"m{number}" for number in range(1, 21)}
+    published = [each for request in relay.requests if isinstance(request, Publish) for each in request.messages]
+    assert {each.starts for each in published if isinstance(each, Outgoing)} == {0}
+
+
+def test_a_relay_that_stops_in_an_outage_leaves_under_its_old_name() -> None:
+    relay = made()
+    relay.outbox.add("s")
+    end = relay.outbox.clock() + relay.plan.lease
+    relay.run_until(lambda: isinstance(relay.request, SettleMessages))
+    relay.fail = lambda op: None if isinstance(op, LeaveRelays) else StoreUnavailable("away")
+    relay.run_until(lambda: relay.outbox.clock() >= end)
+    relay.stopping = True
+    relay.drain()
+    assert relay.outbox.relays == {}
+
+
+@pytest.mark.parametrize("kind", [JoinRelays, StartMessages, SettleMessages])
+def test_draining_raises_the_error_of_the_store_and_keeps_no_lanes(kind: type) -> None:
     relay = made(until_idle=True)
-    relay.fail = lambda op: StoreUnavailable("away")
-    with pytest.raises(StoreUnavailable):
+    relay.outbox.add("s")
+    relay.fail = lambda op: StoreUncertain("no answer") if isinstance(op, kind) else None
+    with pytest.raises(StoreUncertain):
         relay.drain()
+    assert relay.outbox.relays == {}, "the next one must not wait for the end of a lease"
 
 
 # Reading on
@@ -464,7 +505,7 @@ def test_it_reads_on_from_a_full_batch_and_looks_back_for_late_commits() -> None
     late = relay.outbox.add("late", visible=False)
     for number in range(100):
         relay.outbox.add(f"s{number % 7}")
-    relay.run_until(lambda: len(relay.broker.taken) == 30)
+    relay.run_until(lambda: len(relay.broker.taken) == 60)
     afters = [op.after for op in relay.outbox.ops if isinstance(op, StartMessages)]
     assert afters[:3] == [0, 11, 21]
     relay.outbox.commit()
@@ -474,13 +515,35 @@ def test_it_reads_on_from_a_full_batch_and_looks_back_for_late_commits() -> None
 
 def test_while_a_batch_is_sent_the_next_one_is_read_and_settling_starts_it() -> None:
     relay = made(until_idle=True)
-    for number in range(45):
+    for number in range(105):
         relay.outbox.add(f"s{number % 7}")
     relay.drain()
-    assert len(relay.broker.taken) == 45
+    assert len(relay.broker.taken) == 105
     ops = [op for op in relay.outbox.ops if isinstance(op, StartMessages | SettleMessages)]
     assert [op.ahead for op in ops if isinstance(op, StartMessages)] == [False, True, True, True, True, False]
-    assert [len(op.then) for op in ops if isinstance(op, SettleMessages)] == [10, 10, 10, 5, 0]
+    assert [len(op.then) for op in ops if isinstance(op, SettleMessages)] == [10, 40, 40, 5, 0]
+
+
+@pytest.mark.parametrize(("seconds", "sizes"), [(0.06, [10, 10, 40, 40]), (0.07, [10, 10, 10, 10])])
+def test_a_batch_is_large_only_if_the_one_before_it_was_sent_in_a_small_part_of_the_lease(
+    seconds: float, sizes: list[int]
+) -> None:
+    """Otherwise a slow broker would not have it by the deadline."""
+    relay = made(until_idle=True, lease=3.0)
+    for _ in range(100):
+        relay.outbox.add()
+    clock, count = relay.outbox.clock, 0
+
+    def answer(message: Message) -> Result:
+        nonlocal count
+        count += 1
+        if count % 10 == 1:
+            clock.now += seconds
+        return Sent()
+
+    relay.broker.answer = answer
+    relay.drain()
+    assert [len(batch) for batch in relay.broker.batches][: len(sizes)] == sizes
 
 
 def test_what_was_read_ahead_does_not_overtake_a_failure() -> None:

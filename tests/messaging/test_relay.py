@@ -21,6 +21,7 @@ from semel.core.messaging.messages import (
     Refused,
     Sent,
     StartMessages,
+    TakeLog,
     TryAgain,
 )
 from semel.core.messaging.relaying import RelayReport
@@ -215,6 +216,23 @@ def test_async_wake_and_stop(open_desk: OpenDesk) -> None:
     assert desk.state()["relay"] == {}
 
 
+def test_an_async_relay_starts_again_in_another_event_loop(open_desk: OpenDesk) -> None:
+    """As in the tests of an application that starts it in its lifespan."""
+    desk = open_desk("async-sqlite")
+    broker = RecordingBroker()
+    relay = AsyncRelay(desk.store, broker)
+
+    async def main(number: int) -> None:
+        async with relay:
+            await asyncio.to_thread(wait_until, lambda: relay._driver._awake._waiters)  # it rests
+            desk.add(f"m{number}")
+            relay.wake()
+            await broker.wait_for_async(number)
+
+    for number in (1, 2):
+        asyncio.run(main(number))
+
+
 @pytest.mark.postgres
 @pytest.mark.server
 @pytest.mark.usefixtures("no_polls")
@@ -325,6 +343,27 @@ class Unreliable(SQLiteStore):
             self.failures += 1
             raise StoreUnavailable("away")
         return super().execute(op)
+
+
+def test_an_error_that_an_operator_has_to_mend_costs_no_lease(sqlite: Desk) -> None:
+    """Such as a replication slot that is gone. A relay that began anew each time would leave its lanes to the dead."""
+    fill(sqlite, 3)
+    broker = RecordingBroker()
+    left = 3
+
+    class Broken(SQLiteStore):
+        def execute(self, op: Op[Any]) -> Any:
+            nonlocal left
+            if isinstance(op, TakeLog) and left:
+                left -= 1
+                raise ConfigurationError("the slot is gone")
+            return super().execute(op)
+
+    store = Broken(sqlite.url)
+    with Relay(store, broker, lease="10m"):
+        broker.wait_for(3)
+        assert len(sqlite.state()["relay"]) == 1
+    store.close()
 
 
 @pytest.mark.parametrize("error", [None, ConfigurationError("the tables are being changed")])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from semel.core.messaging.messages import InspectOutbox, OutboxMode
-from semel.core.messaging.relaying import LOG_BATCHES
+from semel.core.messaging.relaying import LARGE
 from semel.messaging import Outbox
 from tests.messaging.desks import Desk
 
@@ -98,7 +98,7 @@ def open_site(open_desk: Callable[[str], Desk], tmp_path: Path) -> Iterator[Call
 )
 def test_killed_in_the_middle_of_a_batch(open_site: Callable[..., Site], dialect: str, kind: str, mode: str) -> None:
     site = open_site(dialect, kind, mode)
-    batch = 10 if mode == "queue" else 10 // LOG_BATCHES
+    batch = 10 if mode == "queue" else 10 // LARGE
     (site.folder / "hold").touch()
     site.add(30, 5)
     first = site.start(batch=batch)
@@ -109,7 +109,7 @@ def test_killed_in_the_middle_of_a_batch(open_site: Callable[..., Site], dialect
     site.start(batch=batch)
     wait_until(lambda: len(site.lines()) >= 30 and site.waiting() == 0)
     site.check(30)
-    once = {"queue": 10, "log": batch * LOG_BATCHES, "wal": 30}[mode]  # 30 are one transaction, which is read whole
+    once = {"queue": 10, "log": batch * LARGE, "wal": 30}[mode]  # 30 are one transaction, which is read whole
     repeats = Counter(id for _, id, _, _ in site.lines())
     assert sorted(repeats.values()) == [1] * (30 - once) + [2] * once, "only the batch in hand is sent again"
 
@@ -216,14 +216,14 @@ while not relay.report.sent:
     pass
 child = os.fork()
 if not child:
-    assert relay._thread is None
+    assert relay._background._thread is None
     relay.start()
     while relay.report.lanes < 64:
         pass
     relay.stop()
     os._exit(0)
 relay.stop()
-sys.exit(os.waitpid(child, 0)[1])
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 

@@ -69,7 +69,7 @@ class AsyncRelay:
         """
         :param store: the store in the database with the outbox: SQLite, PostgreSQL or MySQL.
         :param broker: an adapter, such as ``open_broker(url)`` returns. The relay closes it when it ends.
-        :param batch: how many messages are sent at a time.
+        :param batch: how many messages are sent at a time. In a backlog, up to four times as many.
         :param lease: how long a relay that has died keeps its share of the streams from the others.
         :param tries: how many attempts to send a message may fail before ``on_poison`` decides.
         :param pause: how long a message rests after its first failure; the pauses then double, with jitter ...
@@ -234,6 +234,7 @@ class _Driver:
         self._awake.set()
 
     async def run(self) -> None:
+        self._awake = asyncio.Event()  # that of an earlier run belongs to the event loop of that run
         listener = asyncio.create_task(self._listen(), name="semel-relay-listener") if self._store.wakes else None
         try:
             while not self.stopping:
@@ -277,7 +278,7 @@ class _Driver:
                 else:
                     try:
                         answer = await self._store.execute(request)
-                    except StoreError as error:
+                    except Exception as error:  # not only a StoreError: a new flow would have a new name, and no lanes
                         answer = Raised(error)
 
     async def _publish(self, request: Publish) -> Sequence[Result]:

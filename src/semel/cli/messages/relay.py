@@ -55,7 +55,7 @@ def configure_relay(parser: argparse.ArgumentParser) -> None:
         "--once", action="store_true", help="send what is due, then exit; exit code 1 if something was not sent"
     )
     for name, type, default, about in (
-        ("--batch", positive, 500, "messages that are sent at a time"),
+        ("--batch", positive, 500, "messages that are sent at a time; in a backlog, up to four times as many"),
         ("--lease", str, "30s", "how long a relay that has died keeps its streams from the others"),
         ("--tries", positive, 10, "attempts to send a message before --on-poison decides"),
         ("--pause", str, "1s", "pause after a failure, growing with each attempt"),

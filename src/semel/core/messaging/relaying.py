@@ -60,8 +60,12 @@ BALANCE_EVERY: Final = 2.0
 RESCAN_EVERY: Final = 0.25
 """A relay reads on from its last batch, but starts from the beginning after this many seconds: a transaction with a
 lower position may have committed late."""
-LOG_BATCHES: Final = 4
-"""How many times larger a batch of the log is than one of the queue. Nothing is deleted, so settling costs little."""
+LARGE: Final = 4
+"""How many times larger a batch is if it is read from a log, or from a queue with a backlog. Fewer batches need fewer
+round trips to the broker and to the database."""
+QUICK: Final = 1 / 48
+"""A batch may be large if an earlier one was sent within this part of the lease. Then it ends long before its
+deadline."""
 MOST_RETAINED: Final = 1 << 30
 """A relay warns when the database keeps more bytes of its own log for the outbox."""
 SUSPECT: Final = 2
@@ -187,6 +191,8 @@ class _Run:
         self._until_idle = until_idle
         self._report = report
         self._relay: bytes | None = None
+        self._former: bytes | None = None
+        """The name that was given up because a batch could not be settled. It may still own lanes."""
         self._lanes: tuple[int, ...] = ()
         self._mode: OutboxMode | None = None
         """What this relay reads besides the queue, if it is something else; None: it must ask."""
@@ -215,6 +221,7 @@ class _Run:
                 more = yield from self._round()
             except _StoreFailed as failed:
                 if self._until_idle:
+                    yield from self._leave()
                     raise failed.error from None
                 yield Pause(pause)
                 pause = min(2 * pause, STORE_PAUSE_LONGEST)
@@ -222,9 +229,7 @@ class _Run:
             pause = STORE_PAUSE_FIRST
             if self._until_idle and not more:
                 break
-        if self._relay is not None:
-            yield LeaveRelays(self._relay)  # if that fails, the lease ends by itself
-        self._report.lanes = 0
+        yield from self._leave()
 
     def _round(self) -> _Steps:
         """Join if it is time, and send one batch. Returns whether there may be more to do now."""
@@ -268,16 +273,18 @@ class _Run:
             self._read_on = 0
             return bool(after)
         self._poll = POLL_FIRST
-        read_on = bool(after)
+        read_on, size, quick = bool(after), plan.batch, False
         end = min(self._scanned_at + RESCAN_EVERY, self._join_at)
         suspects: list[Outgoing] = []
         while found:
             ahead = None
-            self._read_on = found[-1].position if len(found) == plan.batch else 0
+            self._read_on = found[-1].position if len(found) == size else 0
             if self._read_on and plan.pipelines and now < end and not (self._outage or self._stopping()):
-                ahead = StartMessages(self._relay, limit, plan.lease, self._read_on, ahead=True)
+                size = plan.batch * LARGE if quick else plan.batch
+                ahead = StartMessages(self._relay, size, plan.lease, self._read_on, ahead=True)
             suspects = yield from self._send(found, now, read_on=read_on, ahead=ahead)
             found, self._ahead = self._ahead, _NONE
+            quick = self._renewed - now < plan.lease * QUICK
             now, read_on = self._renewed, True
         yield from self._send_alone(suspects)
         return True
@@ -291,7 +298,7 @@ class _Run:
         self._ahead = _NONE  # what is left from before an error is read again
         while self._relay is not None:
             now = plan.clock()
-            limit = 1 if self._outage else plan.batch * LOG_BATCHES
+            limit = 1 if self._outage else plan.batch * LARGE
             if self._ahead:
                 found, self._ahead = self._ahead, _NONE
                 now = self._renewed
@@ -315,6 +322,11 @@ class _Run:
 
     def _join(self) -> Generator[Any, Any, None]:
         plan = self._plan
+        if self._former is not None:
+            # The last settle may have been done, and have renewed the lease, although its answer was lost. Nothing is
+            # under way, so no lane has to rest for that lease, and no message that was read ahead counts a start.
+            yield from self._execute(LeaveRelays(self._former))
+            self._former = None
         if self._relay is None:
             # A join whose answer is lost is repeated under the same name, so that it finds the lanes it has taken.
             self._relay, self._join_at = plan.new_id(), 0.0
@@ -322,6 +334,11 @@ class _Run:
         self._report.lanes = len(self._lanes)
         self._mode = None
         self._join_at = plan.clock() + min(plan.lease / 3, BALANCE_EVERY)
+
+    def _leave(self) -> RelayFlow:
+        if (name := self._relay or self._former) is not None:
+            yield LeaveRelays(name)  # if that fails, the lease ends by itself
+        self._report.lanes = 0
 
     def _rest(self, seconds: float) -> Generator[Any, Any, None]:
         if self._until_idle:
@@ -404,11 +421,11 @@ class _Run:
         self, found: tuple[Outgoing, ...], read_on: bool, log: bool
     ) -> tuple[list[Outgoing], list[Outgoing], dict[int, Result]]:
         """Return what to publish now, what to publish alone, and what not to publish at all."""
-        plan = self._plan
-        if not read_on and not self._outages:  # the usual case, in a hurry
-            most = light(plan.largest)
+        plan, outages = self._plan, self._outages
+        certain = light(plan.largest)
+        if not read_on and not outages:  # the usual case, in a hurry
             for each in found:
-                if each.starts or each.queued or len(each.data) > most:
+                if each.starts or each.queued or len(each.data) > certain:
                     break
             else:
                 return list(found), [], {}
@@ -431,7 +448,7 @@ class _Run:
                     self._read_on = 0
                     continue
                 last[stream] = each.sequence
-            outage = self._outages.get(each.destination)
+            outage = outages.get(each.destination) if outages else None
             if log and (each.queued or each.starts):
                 pass  # it moves to the queue, and is judged there
             elif outage and (outage.probe_at > plan.clock() or each.destination in probed):
@@ -442,7 +459,7 @@ class _Run:
                 unsent[each.position] = Refused(
                     known or f"{each.starts} attempts have failed, or have killed the relay"
                 )
-            elif oversize(each, plan.largest):
+            elif len(each.data) > certain and oversize(each, plan.largest):
                 unsent[each.position] = Refused(f"it is larger than the {plan.largest} bytes that the broker takes")
             elif each.starts >= SUSPECT and len(found) > 1:
                 suspects.append(each)
@@ -581,7 +598,7 @@ class _Run:
                 return answer
             self._tell_store_failed(op, answer.error)
             if self._plan.clock() + pause >= lease_end:
-                self._relay = None
+                self._relay, self._former = None, self._relay
                 raise _StoreFailed(answer.error)
             yield Pause(pause)
             pause = min(2 * pause, STORE_PAUSE_LONGEST)
