@@ -39,7 +39,7 @@ def test_list_hides_the_data(url: str, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["dlq", "list", url, "--origin", "ledger"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("m-1  paid o-7#1  orders  given up by ledger ")
-    assert "after 5 starts: ValueError('no such\\nbook')\n" in shown
+    assert "after 5 attempts: ValueError('no such\\nbook')\n" in shown
     assert shown.endswith("\n2 dead letters\n")
     assert "4242" not in shown
     assert main(["dlq", "list", url, "--json", "--limit", "1"]) == 0

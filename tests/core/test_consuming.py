@@ -139,7 +139,10 @@ class World:
             return self.starts[request.message]
         elif isinstance(request, ForgetStarts):
             for id in request.ids:
-                self.starts.pop(id, None)
+                if request.only_last:
+                    self.starts[id] -= 1
+                else:
+                    self.starts.pop(id, None)
         elif isinstance(request, BuryMessage):
             self.dead[request.message.id] = request.reason
             self.parked += [request.message.stream] * request.park
@@ -200,6 +203,20 @@ def test_a_consumer_that_dies_between_the_commit_and_the_acknowledgement_applies
     assert world.queue == []
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_message_that_is_applied_is_never_given_up_however_often_it_comes_again(counts: bool) -> None:
+    world = World(["a1"], counts=counts, tries=1)
+    world.broken = lambda request: BUSY if isinstance(request, Acknowledge) else None
+    for _ in range(5):
+        world.live()
+    assert world.applied == ["a1"]
+    assert world.dead == {}
+    world.broken = lambda request: None
+    world.live()
+    assert world.queue == []
+    assert world.starts == {}
+
+
 def test_pauses_grow_up_to_the_longest_and_the_last_try_gives_up() -> None:
     world = World(["a1"], tries=6, longest_pause=5.0)
     world.apply = lambda message: Raised(ValueError("no"))
@@ -249,6 +266,31 @@ def test_a_conflict_counts_no_attempt_and_is_no_repeat() -> None:
     assert world.applied == ["a1"]
     assert world.starts == world.dead == {}
     assert world.report.repeated == 0
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_message_that_kills_and_is_in_the_way_of_itself_reaches_the_dead_letters(counts: bool) -> None:
+    """Its operation belongs to the dead process until the lease ends. Others find it in progress meanwhile."""
+    world = World(["a1"], counts=counts)
+    lives = 0
+    in_the_way = 0
+
+    def apply(message: Message) -> Raised:
+        nonlocal in_the_way
+        if not in_the_way:
+            in_the_way = 2
+            raise Killed
+        in_the_way -= 1
+        return Raised(TransactionConflict("busy"))
+
+    world.apply = apply
+    while not world.dead:
+        world.live()
+        lives += 1
+        assert lives < 10
+    assert lives == world.plan_settings["tries"] + 2
+    assert world.starts == {}
+    assert world.queue == []
 
 
 def test_what_cannot_be_buried_stays_with_the_broker() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from semel import Policy, Semel
 from semel.core.messaging.messages import Message
 from semel.messaging.brokers.redis_streams import RedisStreamsSource
 from semel.messaging.inbox import Inbox
@@ -41,7 +42,10 @@ class DyingSource(RedisStreamsSource):
         await super().acknowledge(deliveries)
 
 
-def main(dialect: str, url: str, redis: str, folder: str, batches: str = "") -> None:
+def main(dialect: str, url: str, redis: str, folder: str, kind: str = "") -> None:
+    """
+    :param kind: ``"batches"``: the handler takes many messages. ``"guard"``: it uses the operations of a guard.
+    """
     desk = Desk(dialect, url)
     inbox = Inbox(desk.store)
 
@@ -57,17 +61,25 @@ def main(dialect: str, url: str, redis: str, folder: str, batches: str = "") -> 
         for message in messages:
             apply(message, connection)
 
-    consumer = inbox.handler(
-        "ledger",
-        connect=lambda: contextlib.closing(desk.connect()),
-        tries=2,
-        pause=0.01,
-        in_batches=bool(batches),
-    )(apply_all if batches else apply)
+    def apply_guarded(message: Message, op: Any) -> None:
+        if message.id == "m-2":
+            die_once(Path(folder) / "effect")
+        if message.id == "poison":
+            die()
+        desk.sql(f"INSERT INTO applied (id) VALUES ('{message.id}')")
+
+    settings: dict[str, Any] = {"tries": 2, "pause": 0.01}
+    if kind == "guard":
+        # The lease of the operation that was killed lasts for some deliveries of its message.
+        guard = Semel(desk.store, policy=Policy(lease=0.3), sweep_every=None)
+        consumer = inbox.handler("ledger", guard=guard, **settings)(apply_guarded)
+    else:
+        settings |= {"connect": lambda: contextlib.closing(desk.connect()), "in_batches": kind == "batches"}
+        consumer = inbox.handler("ledger", **settings)(apply_all if kind == "batches" else apply)
 
     source = DyingSource(redis, stream="orders", group="ledger", consumer="one", ordered=False)
     source.folder = Path(folder)
-    consumer.drain(source, idle=0.1)
+    consumer.drain(source, idle=0.1 if kind != "guard" else 1)
     desk.close()
 
 

@@ -15,7 +15,15 @@ import pytest
 
 from semel import AsyncSemel, AsyncSQLiteStore, MemoryStore, Semel, SQLiteStore
 from semel.core.lineage import Lineage
-from semel.core.messaging.messages import JoinRelays, Message, StartMessages
+from semel.core.messaging.messages import (
+    BuryMessage,
+    CountStart,
+    ForgetStarts,
+    JoinRelays,
+    Message,
+    SeeMessages,
+    StartMessages,
+)
 from semel.errors import ConfigurationError, PolicyError
 from semel.messaging import AsyncDeadLetters, AsyncInbox, AsyncRelay, DeadLetters, Inbox, Relay
 from semel.messaging.aio_outbox import AsyncOutbox
@@ -248,6 +256,29 @@ def test_a_stream_is_applied_in_order_and_parked_with_its_poison(books: Books) -
     assert books.dead == []
 
 
+def test_a_stream_that_has_gone_on_is_not_parked_by_a_process_that_wakes_up_late(books: Books) -> None:
+    """It was about to give the message up when another process got it, and applied it."""
+    books.consume(ListSource(stream_of(1, 3)), ordered=True)
+    books.desk.execute(BuryMessage("ledger", stream_of(2, 2)[0], "late", 10, park=True))
+    books.consume(ListSource(stream_of(4, 4)), ordered=True)
+    assert books.applied == ["m-1", "m-2", "m-3", "m-4"]
+
+
+def test_a_stream_is_parked_again_at_an_earlier_message(books: Books) -> None:
+    books.fails = {"m-1": 9}
+    books.consume(ListSource(stream_of(1, 5)), ordered=True, tries=2)
+    assert [row[0] for row in books.dead] == ["m-1", "m-2", "m-3", "m-4", "m-5"]
+    books.desk.sql("DELETE FROM semel_dead_letter WHERE id IN ('m-1', 'm-2', 'm-3')")  # as a redrive with a limit
+    books.fails = {"m-2": 9}
+    books.consume(ListSource(stream_of(1, 3)), ordered=True, tries=2)
+    assert books.applied == ["m-1"]  # the stream is not only parked at m-4
+    assert sorted(row[0] for row in books.dead) == ["m-2", "m-3", "m-4", "m-5"]
+    books.fails = {}
+    books.consume(ListSource([*books.redrive(), *stream_of(6, 6)]), ordered=True)
+    assert books.applied == ["m-1", "m-2", "m-3", "m-4", "m-5", "m-6"]
+    assert books.dead == []
+
+
 def test_after_a_failure_the_later_messages_of_the_stream_wait(books: Books) -> None:
     books.fails = {"m-1": 2}
     report = books.consume(ListSource([*stream_of(1, 3), message("x-1", "o-8", 1)]), ordered=True)
@@ -291,9 +322,18 @@ def test_batches_keep_the_order_of_streams_and_park_them(books: Books) -> None:
     assert books.dead == []
 
 
+def test_a_start_that_was_not_the_fault_of_the_message_is_taken_back(books: Books) -> None:
+    count = CountStart("ledger", "m-1")
+    assert [books.desk.execute(count) for _ in range(2)] == [1, 2]
+    books.desk.execute(ForgetStarts("ledger", ("m-1", "m-2"), only_last=True))
+    assert books.desk.execute(SeeMessages("ledger", ("m-1", "m-2"))) == {"m-1"}
+    assert books.desk.execute(count) == 2
+
+
 def test_an_offset_commits_with_the_effect_and_never_moves_backwards(books: Books) -> None:
     def offsets() -> list[tuple[Any, ...]]:
-        return books.desk.sql("SELECT consumer, stream, sequence FROM semel_inbox_stream ORDER BY stream")
+        of_places = "FROM semel_inbox_stream WHERE consumer <> '~' ORDER BY stream"
+        return books.desk.sql(f"SELECT consumer, stream, sequence {of_places}")
 
     books.fails = {"m-3": 1}
     source = ListSource([message(f"m-{number}") for number in range(1, 5)], place="log/0", first=10)
@@ -450,6 +490,38 @@ def test_old_messages_are_forgotten(books: Books) -> None:
     assert books.known == ["m-1"]
 
 
+def test_no_consumer_forgets_for_another_one_that_remembers_for_longer(books: Books) -> None:
+    """The other one has checked at its start that this is long enough for its broker."""
+    kind: Any = Inbox if books.sync else AsyncInbox
+
+    def consume(name: str, keep: str, *messages: Message) -> None:
+        inbox = kind(books.desk.store, keep=keep)
+        if books.sync:
+            inbox.handler(name, connect=books.connect)(lambda message, connection: None).drain(
+                ListSource(messages), idle=0
+            )
+        else:
+
+            async def nothing(message: Message, connection: Any) -> None: ...
+
+            async def drain() -> None:
+                await inbox.handler(name, connect=books.connect_async)(nothing).drain(ListSource(messages), idle=0)
+
+            books.desk._runner.run(drain())  # type: ignore[union-attr]
+
+    consume("archive", "60d", message("m-1"))
+    day = 86400_000_000
+    before = {
+        "sqlite": f"received - 30 * {day}", "postgres": "received - interval '30 days'",
+        "mysql": "received - INTERVAL 30 DAY",
+    }[books.desk.dialect]  # fmt: skip
+    books.desk.sql(f"UPDATE semel_inbox SET received = {before}")
+    consume("mail", "15d")
+    assert books.known == ["m-1"]
+    consume("archive", "20d")  # it needs it no longer
+    assert books.known == []
+
+
 def test_a_consumer_runs_until_it_is_stopped(on_sqlite: Books) -> None:
     books = on_sqlite
     consumer = books.make()
@@ -467,6 +539,24 @@ def test_a_consumer_runs_until_it_is_stopped(on_sqlite: Books) -> None:
     assert consumer.report.applied == 1
     assert source.acknowledged == ["m-1"]
     assert not [thread.name for thread in threading.enumerate() if thread.name == "semel-inbox"]
+
+
+def test_a_consumer_can_be_used_again_after_it_was_stopped(on_sqlite: Books) -> None:
+    consumer = on_sqlite.make()
+    source = ListSource([message("m-1")])
+    on_sqlite.check = lambda applied: consumer.stop()  # type: ignore[assignment,method-assign]
+    consumer.run(source)
+    source.add(message("m-2"))
+    assert consumer.drain(source, idle=0).applied == 1
+    assert on_sqlite.applied == ["m-1", "m-2"]
+
+
+@pytest.mark.timeout(20)
+def test_a_signal_that_comes_before_a_consumer_runs_is_not_lost(on_sqlite: Books) -> None:
+    consumer = on_sqlite.make()
+    consumer.stop()
+    consumer.run(ListSource([message("m-1")]))
+    assert on_sqlite.applied == []
 
 
 def test_what_a_stopped_consumer_holds_goes_back_to_the_broker(on_sqlite: Books) -> None:
@@ -499,6 +589,81 @@ def test_a_cancelled_consumer_rolls_back(open_desk: Callable[[str], Desk]) -> No
     books.desk._runner.run(run())  # type: ignore[union-attr]
     assert books.applied == books.known == []
     assert [waiting.id for _, waiting in source.waiting] == ["m-1"]
+
+
+def test_a_connection_that_cannot_be_given_back_does_not_end_the_consumer(on_sqlite: Books) -> None:
+    """Nobody knows then what was committed, so the messages come again, and the inbox knows them."""
+    books = on_sqlite
+    broken = 2
+
+    @contextlib.contextmanager
+    def connect() -> Iterator[Any]:
+        nonlocal broken
+        with contextlib.closing(sqlite3.connect(books.desk.url)) as connection:
+            yield connection
+        if broken:
+            broken -= 1
+            raise OSError("the connection is broken")
+
+    @Inbox(books.desk.store).handler("ledger", connect=connect, on_event=books.events.append)
+    def apply(message: Message, connection: Any) -> None:
+        connection.execute(f"INSERT INTO applied (id) VALUES ('{message.id}')")
+
+    source = ListSource([message("m-1"), message("m-2")])
+    reports = [apply.drain(source, idle=0) for _ in range(3)]
+    assert [(each.applied, each.repeated) for each in reports] == [(0, 0), (0, 0), (1, 1)]
+    assert books.applied == ["m-1", "m-2"]
+    assert [event.name for event in books.events] == ["consumer_interrupted"] * 2 + ["skipped", "applied"]
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+def test_a_handler_that_breaks_its_connection_is_judged_by_its_own_error(on_sqlite: Books, swallows: bool) -> None:
+    books = on_sqlite
+
+    @contextlib.contextmanager
+    def connect() -> Iterator[Any]:
+        connection = sqlite3.connect(books.desk.url)
+        try:
+            yield connection
+        except Exception:
+            if not swallows:
+                connection.rollback()  # raises, because it is closed
+        connection.close()
+
+    @Inbox(books.desk.store).handler("ledger", connect=connect, tries=2, pause=0.001)
+    def apply(message: Message, connection: Any) -> None:
+        connection.close()
+        raise Refused(message.id)
+
+    report = apply.drain(ListSource([message("m-1")]), idle=0)
+    assert (report.applied, report.failed, report.dead) == (0, 1, 1)
+    assert books.dead == [("m-1", "Refused('m-1')", 2)]
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_cancellation_that_escapes_from_another_task_is_an_error_of_the_handler(
+    open_desk: Callable[[str], Desk], guarded: bool
+) -> None:
+    books = open_books(open_desk("async-sqlite"))
+    books.desk.sql("DELETE FROM semel_record")
+
+    async def run() -> Any:
+        connect: dict[str, Any] = {"connect": books.connect_async}
+        if guarded:
+            connect = {"guard": AsyncSemel(books.desk.store, sweep_every=None)}
+
+        @AsyncInbox(books.desk.store).handler("ledger", **connect, tries=2, pause=0.001)
+        async def apply(message: Message, connection: Any) -> None:
+            if message.id == "m-1":
+                other = asyncio.ensure_future(asyncio.sleep(60))
+                other.cancel()
+                await other
+
+        return await apply.drain(ListSource([message("m-1"), message("m-2")]), idle=0)
+
+    report = books.desk._runner.run(run())  # type: ignore[union-attr]
+    assert (report.applied, report.failed, report.dead) == (1, 1, 1)
+    assert "was cancelled" in books.dead[0][1]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "async-sqlite"])

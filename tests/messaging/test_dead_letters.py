@@ -19,7 +19,7 @@ from semel.core.messaging.messages import (
     StartMessages,
 )
 from semel.errors import ConfigurationError, NotMigrated, PolicyError
-from semel.messaging import AsyncDeadLetters, DeadLetters
+from semel.messaging import AsyncDeadLetters, DeadLetters, Outbox
 from semel.stores.memory import MemoryStore
 from tests.messaging.desks import DIALECTS, KINDS, Desk, marked
 
@@ -137,6 +137,25 @@ def test_a_redrive_of_the_last_letter_frees_a_stream_that_the_relay_has_parked(d
     assert desk.state()["hold"] == {}
 
 
+@pytest.mark.parametrize("desk", marked(*DIALECTS), indirect=True)
+@pytest.mark.parametrize("stream", ["", "o-7"])
+def test_a_message_that_is_in_the_outbox_twice_dies_once(desk: Desk, stream: str) -> None:
+    """On PostgreSQL that is possible if its id was random at first: the caller adds it again, or a consumer has given
+    it up and it is redriven, before the relay has deleted it."""
+    letters = Letters(desk)
+    with desk.transaction(desk.conn):
+        id = Outbox(desk.store).add(desk.conn, "paid", {}, stream=stream)
+        Outbox(desk.store).add(desk.conn, "paid", {}, stream=stream, id=id)
+    bury(desk, letter(id, stream, 1))
+    assert letters.redrive() == 1
+    desk.execute(JoinRelays(RELAY, 60.0))
+    sent = desk.execute(StartMessages(RELAY, 10, 60.0))
+    assert {one.id for one in sent} == {id}
+    assert desk.execute(SettleMessages(RELAY, (), (), tuple(DeadLetter(one.position, "too large") for one in sent)))
+    assert outbox(desk) == []
+    assert [each.message.id for each in letters.list()] == [id]
+
+
 def test_a_redrive_that_fails_leaves_no_transaction_open(desk: Desk) -> None:
     letters = Letters(desk)
     bury(desk, letter("m-1", "o-7", 1))
@@ -168,6 +187,22 @@ def test_a_purge_deletes_and_frees_what_was_parked(desk: Desk) -> None:
     assert desk.sql("SELECT sequence FROM semel_inbox_stream") == [(5,)]  # the consumer goes on with 6
 
 
+def test_a_purge_of_what_the_relay_gave_up_frees_the_consumers_that_wait_for_it(desk: Desk) -> None:
+    """Otherwise nothing would: the letter of the consumer itself is gone since the redrive."""
+    letters = Letters(desk)
+    for sequence in (4, 5):
+        bury(desk, letter(f"m-{sequence}", "o-7", sequence), park=True)
+    bury(desk, letter("m-4", "o-7", 4), "mail", park=True)
+    assert letters.redrive(LetterFilter(origin="ledger", message="m-4")) == 1
+    desk.execute(JoinRelays(RELAY, 60.0))
+    (sent,) = desk.execute(StartMessages(RELAY, 10, 60.0))
+    assert desk.execute(SettleMessages(RELAY, (), (), (DeadLetter(sent.position, "too large"),)))
+    places = "SELECT consumer, sequence FROM semel_inbox_stream ORDER BY consumer"
+    assert desk.sql(places) == [("ledger", -4), ("mail", -4)]
+    assert letters.purge(LetterFilter(origin="")) == 1
+    assert desk.sql(places) == [("ledger", -5), ("mail", -4)], "mail has a letter of its own"
+
+
 def test_a_redrive_is_capped_and_reports(
     open_desk: Callable[[str], Desk], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +216,7 @@ def test_a_redrive_is_capped_and_reports(
     assert letters.redrive(LetterFilter(origin="ledger"), limit=20, rate=8, progress=lambda *s: steps.append(s)) == 20
     assert steps == [(8, 20), (16, 20), (20, 20)]
     assert pauses == [1.0, 1.0]
-    assert "someone has moved back into the outbox 20 dead letters (origin 'ledger')" in caplog.text
+    assert "dead letters were moved back into the outbox: 20 (origin 'ledger')" in caplog.text
     with pytest.raises(PolicyError):
         letters.redrive(rate=0)
     with pytest.raises(ConfigurationError, match="MemoryStore is in none"):

@@ -36,15 +36,16 @@ def test_two_processes_apply_every_message_once(dialect: str, open_desk: Callabl
 @pytest.mark.server
 @pytest.mark.redis
 @pytest.mark.parametrize(
-    ("dialect", "batches"),
+    ("dialect", "kind"),
     [
         ("sqlite", ""),
         pytest.param("postgres", "batches", marks=POSTGRES),
         pytest.param("mysql", "", marks=MYSQL),
+        ("sqlite", "guard"),
     ],
 )
 def test_every_message_is_applied_once_and_the_one_that_kills_is_given_up(
-    dialect: str, batches: str, open_desk: Callable[[str], Desk], redis_url: str, tmp_path: Path
+    dialect: str, kind: str, open_desk: Callable[[str], Desk], redis_url: str, tmp_path: Path
 ) -> None:
     books = open_books(open_desk(dialect))
     with redis_client.Redis.from_url(redis_url) as client:
@@ -59,7 +60,7 @@ def test_every_message_is_applied_once_and_the_one_that_kills_is_given_up(
         books.desk.url,
         redis_url,
         str(tmp_path),
-        batches,
+        kind,
     ]
     deaths = int(subprocess.run(command, cwd=ROOT, timeout=100, check=True, stdout=subprocess.PIPE).stdout)
     assert sorted(books.applied) == ["m-1", "m-2", "m-3", "m-4"]

@@ -118,7 +118,7 @@ class AsyncDeadLetters:
                     await asyncio.sleep(gone / rate)
         finally:
             if moved:
-                _log.warning("someone has %s %d dead letters (%s)", what, moved, describe_filter(filter))
+                _log.warning("dead letters were %s: %d (%s)", what, moved, describe_filter(filter))
         return moved
 
 

@@ -26,6 +26,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from semel.core.call import Pause, Raised
@@ -108,7 +109,8 @@ class AsyncInbox:
         """
         :param store: a store in the database of the effects: SQLite, PostgreSQL or MySQL.
         :param keep: how long an applied message is remembered. A message that is delivered again after that is applied
-            again, so it must be longer than the broker keeps messages and ``redrive_within`` together.
+            again, so it must be longer than the broker keeps messages and ``redrive_within`` together. If consumers in
+            one database have different ones, the longest is used for all.
         :param redrive_within: how long a dead letter may wait before you redrive it.
         :param on_event: a hook, or a list of hooks, called with what ``process`` and ``process_many`` do. Handlers have
             a setting of their own.
@@ -258,10 +260,16 @@ class AsyncInbox:
         return decorate
 
     async def purge(self) -> int:
-        """Forget the messages that were applied longer ago than ``keep``. Returns how many."""
+        """Forget the messages that were applied longer ago than ``keep``. Returns how many.
+
+        It forgets nothing for a consumer in this database that remembers for longer.
+        """
+        return await self._purge("")
+
+    async def _purge(self, consumer: str) -> int:
         total = 0
         while True:
-            gone = await self.store.execute(PurgeInbox(self.keep, _PURGED_AT_ONCE))
+            gone = await self.store.execute(PurgeInbox(self.keep, _PURGED_AT_ONCE, consumer))
             total += gone
             if gone < _PURGED_AT_ONCE:
                 return total
@@ -292,6 +300,7 @@ class AsyncConsumer:
         self._connect = connect
         self._guard = guard
         self._stopping = False
+        self._runs = 0
         # sync only: self._loop: LoopThread | None = None
         self._purge_at = 0.0
 
@@ -304,7 +313,6 @@ class AsyncConsumer:
 
         Raises ConfigurationError if the source does not fit, or the inbox forgets sooner than the broker.
         """
-        self._stopping = False
         await self._consume(source, self.report, None)
 
     async def drain(self, source: Source, *, idle: Duration = IDLE) -> ConsumerReport:
@@ -317,7 +325,10 @@ class AsyncConsumer:
         return report
 
     def stop(self) -> None:
-        """End ``run`` after the message that is being applied. May be called from a signal handler."""
+        """End ``run`` after the message that is being applied. May be called from a signal handler.
+
+        If it has not begun yet, it ends as soon as it begins.
+        """
         self._stopping = True
 
     async def _consume(self, source: Source, report: ConsumerReport, until_idle: float | None) -> None:
@@ -330,9 +341,13 @@ class AsyncConsumer:
         if plan.stores_offsets:
             cast(SeekableSource, source).begin_at(self._reader_of_offsets())
         # sync only: self._loop = LoopThread("semel-inbox")
+        self._runs += 1
         try:
             await self._drive(flow, source)
         finally:
+            self._runs -= 1
+            if not self._runs:  # at the end, because a signal that comes before the beginning must not be lost
+                self._stopping = False
             # sync: try:
             # sync:     self._loop.run(source.close())
             # sync: finally:
@@ -402,12 +417,14 @@ class AsyncConsumer:
         if time.monotonic() >= self._purge_at:
             self._purge_at = time.monotonic() + PURGE_EVERY
             with contextlib.suppress(StoreError):  # the next purge does it
-                await self._inbox.purge()
+                await self._inbox._purge(self.name)
 
     async def _apply(self, request: ApplyMessages) -> Sequence[_Applied] | MisplacedMessage | Raised:
         if self._guard is not None:
             return await self._run_guarded(self._guard, request.messages[0])
         assert self._connect is not None
+        answer: Sequence[_Applied] | MisplacedMessage = ()
+        failure: Exception | None = None
         try:
             async with contextlib.AsyncExitStack() as stack:
                 try:
@@ -417,15 +434,25 @@ class AsyncConsumer:
                 except Exception as error:
                     raise StoreUnavailable(f"no connection could be opened: {error!r}") from error
                 try:
-                    return await self._apply_on(connection, request.messages, request.offsets)
+                    answer = await self._apply_on(connection, request.messages, request.offsets)
                 except _NotApplied as ended:  # rolled back, and no error for the caller's context manager
-                    return ended.answer
-        except _HandlerFailed as failed:
-            return Raised(failed.error)
-        except StatementRejected as error:  # such as a constraint that is checked at the commit
-            return Raised(error.__cause__ or ValueError(str(error)))
+                    answer = ended.answer
+                except Exception as error:
+                    failure = error  # the caller's context manager may swallow it, or raise another one
+                    raise
         except StoreError as error:
-            return Raised(error)
+            failure = failure or error
+        except Exception as error:
+            failure = failure or StoreUnavailable(f"the connection could not be given back: {error!r}")
+        if failure is None:
+            return answer
+        if isinstance(failure, _HandlerFailed):
+            return Raised(failure.error)
+        if isinstance(failure, StatementRejected):  # such as a constraint that is checked at the commit
+            return Raised(failure.__cause__ or ValueError(str(failure)))
+        if isinstance(failure, StoreError):
+            return Raised(failure)
+        raise failure
 
     async def _apply_on(
         self, connection: object, messages: Sequence[Message], offsets: Mapping[str, int]
@@ -447,7 +474,8 @@ class AsyncConsumer:
                 raise _NotApplied(places)
             what = chosen if self._plan.in_batches else chosen[0]
             try:
-                await _call(unit, lambda: self._function(what, connection), _origin(name, chosen))
+                # sync: _call(unit, partial(self._function, what, connection), _origin(name, chosen))
+                await _call(unit, partial(_contained, self._function, what, connection), _origin(name, chosen))
                 await unit.finish()
             except Exception as error:
                 if unit.conflicts(error) and not isinstance(error, TransactionConflict):
@@ -464,7 +492,8 @@ class AsyncConsumer:
         """Apply a message whose effects are outside of the database, with the steps of an operation."""
 
         async def work(op: AsyncOperation) -> None:
-            await _finish(self._function(message, op))
+            # sync: _finish(self._function(message, op))
+            await _contained(self._function, message, op)
 
         try:
             policy = guard.policy.replace(ttl=self._inbox.keep)
@@ -501,6 +530,19 @@ async def _call(unit: AsyncSQLUnit, call: Callable[[], Any], origin: MessageOrig
     finally:
         message_origin.reset(outer)
         unit.unwatch()
+
+
+# async only
+async def _contained(function: Callable[[Any, Any], Any], first: Any, second: Any) -> None:
+    """Call a handler. A cancellation of another task, which the handler waits for, must not end the consumer."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        await _finish(function(first, second))
+    except asyncio.CancelledError as error:
+        if task is None or task.cancelling() > before:
+            raise
+        raise RuntimeError("the handler waited for something that was cancelled") from error
 
 
 def _check_signature(function: Callable[..., Any], first: str, second: str) -> None:

@@ -23,6 +23,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from semel.core.call import Pause, Raised
@@ -104,7 +105,8 @@ class Inbox:
         """
         :param store: a store in the database of the effects: SQLite, PostgreSQL or MySQL.
         :param keep: how long an applied message is remembered. A message that is delivered again after that is applied
-            again, so it must be longer than the broker keeps messages and ``redrive_within`` together.
+            again, so it must be longer than the broker keeps messages and ``redrive_within`` together. If consumers in
+            one database have different ones, the longest is used for all.
         :param redrive_within: how long a dead letter may wait before you redrive it.
         :param on_event: a hook, or a list of hooks, called with what ``process`` and ``process_many`` do. Handlers have
             a setting of their own.
@@ -254,10 +256,16 @@ class Inbox:
         return decorate
 
     def purge(self) -> int:
-        """Forget the messages that were applied longer ago than ``keep``. Returns how many."""
+        """Forget the messages that were applied longer ago than ``keep``. Returns how many.
+
+        It forgets nothing for a consumer in this database that remembers for longer.
+        """
+        return self._purge("")
+
+    def _purge(self, consumer: str) -> int:
         total = 0
         while True:
-            gone = self.store.execute(PurgeInbox(self.keep, _PURGED_AT_ONCE))
+            gone = self.store.execute(PurgeInbox(self.keep, _PURGED_AT_ONCE, consumer))
             total += gone
             if gone < _PURGED_AT_ONCE:
                 return total
@@ -288,6 +296,7 @@ class Consumer:
         self._connect = connect
         self._guard = guard
         self._stopping = False
+        self._runs = 0
         self._loop: LoopThread | None = None
         self._purge_at = 0.0
 
@@ -300,7 +309,6 @@ class Consumer:
 
         Raises ConfigurationError if the source does not fit, or the inbox forgets sooner than the broker.
         """
-        self._stopping = False
         self._consume(source, self.report, None)
 
     def drain(self, source: Source, *, idle: Duration = IDLE) -> ConsumerReport:
@@ -313,7 +321,10 @@ class Consumer:
         return report
 
     def stop(self) -> None:
-        """End ``run`` after the message that is being applied. May be called from a signal handler."""
+        """End ``run`` after the message that is being applied. May be called from a signal handler.
+
+        If it has not begun yet, it ends as soon as it begins.
+        """
         self._stopping = True
 
     def _consume(self, source: Source, report: ConsumerReport, until_idle: float | None) -> None:
@@ -326,9 +337,13 @@ class Consumer:
         if plan.stores_offsets:
             cast(SeekableSource, source).begin_at(self._reader_of_offsets())
         self._loop = LoopThread("semel-inbox")
+        self._runs += 1
         try:
             self._drive(flow, source)
         finally:
+            self._runs -= 1
+            if not self._runs:  # at the end, because a signal that comes before the beginning must not be lost
+                self._stopping = False
             try:
                 self._loop.run(source.close())
             finally:
@@ -392,12 +407,14 @@ class Consumer:
         if time.monotonic() >= self._purge_at:
             self._purge_at = time.monotonic() + PURGE_EVERY
             with contextlib.suppress(StoreError):  # the next purge does it
-                self._inbox.purge()
+                self._inbox._purge(self.name)
 
     def _apply(self, request: ApplyMessages) -> Sequence[_Applied] | MisplacedMessage | Raised:
         if self._guard is not None:
             return self._run_guarded(self._guard, request.messages[0])
         assert self._connect is not None
+        answer: Sequence[_Applied] | MisplacedMessage = ()
+        failure: Exception | None = None
         try:
             with contextlib.ExitStack() as stack:
                 try:
@@ -407,15 +424,25 @@ class Consumer:
                 except Exception as error:
                     raise StoreUnavailable(f"no connection could be opened: {error!r}") from error
                 try:
-                    return self._apply_on(connection, request.messages, request.offsets)
+                    answer = self._apply_on(connection, request.messages, request.offsets)
                 except _NotApplied as ended:  # rolled back, and no error for the caller's context manager
-                    return ended.answer
-        except _HandlerFailed as failed:
-            return Raised(failed.error)
-        except StatementRejected as error:  # such as a constraint that is checked at the commit
-            return Raised(error.__cause__ or ValueError(str(error)))
+                    answer = ended.answer
+                except Exception as error:
+                    failure = error  # the caller's context manager may swallow it, or raise another one
+                    raise
         except StoreError as error:
-            return Raised(error)
+            failure = failure or error
+        except Exception as error:
+            failure = failure or StoreUnavailable(f"the connection could not be given back: {error!r}")
+        if failure is None:
+            return answer
+        if isinstance(failure, _HandlerFailed):
+            return Raised(failure.error)
+        if isinstance(failure, StatementRejected):  # such as a constraint that is checked at the commit
+            return Raised(failure.__cause__ or ValueError(str(failure)))
+        if isinstance(failure, StoreError):
+            return Raised(failure)
+        raise failure
 
     def _apply_on(self, connection: object, messages: Sequence[Message], offsets: Mapping[str, int]) -> list[_Applied]:
         """Apply the messages in a transaction of their own. Raises _NotApplied or _HandlerFailed."""
@@ -435,7 +462,7 @@ class Consumer:
                 raise _NotApplied(places)
             what = chosen if self._plan.in_batches else chosen[0]
             try:
-                _call(unit, lambda: self._function(what, connection), _origin(name, chosen))
+                _call(unit, partial(self._function, what, connection), _origin(name, chosen))
                 unit.finish()
             except Exception as error:
                 if unit.conflicts(error) and not isinstance(error, TransactionConflict):

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from math import ceil
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core.messaging.messages import (
@@ -38,6 +39,8 @@ Row: TypeAlias = Mapping[str, Any]
 _TRIES: Final = 10
 _OFFSETS: Final = "~"
 """The prefix of a consumer whose streams are the partitions of a log. No consumer's own name begins so."""
+_KEEP: Final = "~"
+"""The streams of this consumer are the names of the others, and their sequences how many seconds those remember."""
 
 
 class _Tables:
@@ -195,7 +198,8 @@ def _count_start(op: CountStart, tables: _Tables) -> Program[int]:
 
 def _forget_starts(op: ForgetStarts, tables: _Tables) -> Program[None]:
     if op.ids:
-        yield from tables.ask("forget_starts", _rows("id", sorted(set(op.ids))), consumer=op.consumer)
+        name = "take_back_starts" if op.only_last else "forget_starts"
+        yield from tables.ask(name, _rows("id", sorted(set(op.ids))), consumer=op.consumer)
 
 
 def _read_offsets(op: ReadOffsets, tables: _Tables) -> Program[dict[str, int]]:
@@ -206,7 +210,11 @@ def _read_offsets(op: ReadOffsets, tables: _Tables) -> Program[dict[str, int]]:
 
 
 def _purge_inbox(op: PurgeInbox, tables: _Tables) -> Program[int]:
-    keep, gone = tables.span(op.keep), None
+    if op.consumer:
+        yield from tables.ask("note_keep", consumer=_KEEP, stream=op.consumer, sequence=ceil(op.keep))
+    # Rows are forgotten by their age, whoever has applied them, so the consumer with the longest memory decides.
+    longest = (yield from tables.ask("longest_keep", consumer=_KEEP))[0][0]
+    keep, gone = tables.span(max(op.keep, float(longest))), None
     if tables.dialect == "postgresql":
         gone = (yield from tables.ask("tend", keep=keep, most=op.limit))[0][0]
     if gone is None:  # the inbox is not divided by time
@@ -294,9 +302,14 @@ def _purge(op: PurgeLetters, tables: _Tables) -> Program[int]:
         streams = _rows("stream", sorted({row[2] for row in letters} - {""}))
         if streams:
             yield from tables.ask("unpark", streams)
-        for _, _, stream, sequence, origin in letters:
-            if stream and origin:
-                yield from tables.ask("leave_parked", consumer=origin, stream=stream, sequence=sequence)
+        freed = {(row[4], row[2], row[3]) for row in letters if row[2] and row[4]}
+        # A consumer may wait for a message that was redriven, and that the relay has given up then.
+        lost = {(row[2], row[3]) for row in letters if row[2] and not row[4]}
+        if lost:
+            rows = yield from tables.ask("parked", _rows("stream", sorted({stream for stream, _ in lost})))
+            freed |= {(consumer, stream, -at) for consumer, stream, at in rows if (stream, -at) in lost}
+        for consumer, stream, sequence in sorted(freed):
+            yield from tables.ask("leave_parked", consumer=consumer, stream=stream, sequence=sequence)
         return len(letters)
 
     return (yield from tables.transaction(remove()))

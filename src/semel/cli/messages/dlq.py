@@ -129,9 +129,10 @@ def _print_line(letter: Letter, data: bool) -> None:
     message = letter.message
     age = time.time() - letter.died
     stream = f" {message.stream}#{message.sequence}" if message.stream else ""
+    attempts = f"{letter.starts} attempt{'s' * (letter.starts != 1)}"
     say(
         f"{message.id}  {_one_line(message.type)}{stream}  {message.destination or '-'}  given up by "
-        f"{letter.origin or 'the relay'} {duration(age)} ago after {letter.starts} starts: {_one_line(letter.reason)}"
+        f"{letter.origin or 'the relay'} {duration(age)} ago after {attempts}: {_one_line(letter.reason)}"
     )
     if data:
         say(f"  {_one_line(_data(message.data))}")

@@ -364,13 +364,20 @@ class _Consumption:
                 return None
         answer = yield from self._apply((delivery,))
         if answer is None:
+            if starts:
+                # It is applied, so it kills nobody any more. If its acknowledgement fails, it comes again, and must not
+                # run out of tries then.
+                self._counted.discard(message.id)
+                yield ForgetStarts(plan.consumer, (message.id,))
             return None
         if isinstance(answer, MisplacedMessage):
             yield from self._bury(message, answer.reason, starts or 1)
             return None
         if isinstance(answer.error, StoreError):  # it is not the fault of the message, so it does not count
             if starts:
-                yield ForgetStarts(plan.consumer, (message.id,))
+                # Those before it stay. The message may have killed a process, and be in the way of itself until the
+                # database or the lease of its operation lets it go.
+                yield ForgetStarts(plan.consumer, (message.id,), only_last=True)
             if not isinstance(answer.error, TransactionConflict):
                 raise _Outage(answer.error)
             report.failed += 1

@@ -42,6 +42,16 @@ SELECT starts FROM semel_inbox_start WHERE consumer = :consumer AND id = :id
 -- name: forget_starts (writes)
 DELETE FROM semel_inbox_start WHERE consumer = :consumer AND id IN ([[:id]])
 
+-- name: take_back_starts (writes)
+UPDATE semel_inbox_start SET starts = starts - 1 WHERE consumer = :consumer AND id IN ([[:id]]) AND starts > 0
+
+-- name: note_keep (writes)
+INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES (:consumer, :stream, :sequence)
+ON DUPLICATE KEY UPDATE sequence = VALUES(sequence)
+
+-- name: longest_keep (reads)
+SELECT COALESCE(MAX(sequence), 0) FROM semel_inbox_stream WHERE consumer = :consumer
+
 -- name: purge (writes)
 DELETE FROM semel_inbox WHERE received < {{now}} - INTERVAL :keep MICROSECOND ORDER BY received LIMIT :most
 
@@ -61,9 +71,12 @@ ON DUPLICATE KEY UPDATE
     died = VALUES(died), reason = VALUES(reason), starts = VALUES(starts), redrives = VALUES(redrives)
 
 -- name: park (writes)
--- A stream that is parked has the sequence of its first dead letter, as a negative number.
+-- A stream that is parked has the sequence of its first dead letter, as a negative number. It is not parked if it is
+-- behind this message already: another process had the message delivered again, and applied it.
 INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES (:consumer, :stream, - :sequence)
-ON DUPLICATE KEY UPDATE sequence = IF(sequence >= 0, VALUES(sequence), sequence)
+ON DUPLICATE KEY UPDATE sequence = IF(
+    sequence < VALUES(sequence) OR sequence BETWEEN 0 AND - VALUES(sequence) - 1, VALUES(sequence), sequence
+)
 
 -- name: chosen (reads)
 -- A part of the next three: the dead letters that fit a filter.
@@ -123,6 +136,13 @@ DELETE FROM semel_dead_letter WHERE position IN ([[:position]])
 -- name: unpark (writes)
 DELETE FROM semel_hold WHERE stream IN ([[:stream]]) AND until > {{now}} + INTERVAL 10 YEAR
   AND NOT EXISTS (SELECT 1 FROM semel_dead_letter d WHERE d.origin = '' AND d.stream = semel_hold.stream)
+
+-- name: parked (reads)
+-- Which consumers have parked these streams at a message that is no dead letter of theirs any more.
+SELECT s.consumer, s.stream, s.sequence FROM semel_inbox_stream s
+WHERE s.sequence < 0 AND s.stream IN ([[:stream]]) AND NOT EXISTS (
+    SELECT 1 FROM semel_dead_letter d WHERE d.origin = s.consumer AND d.stream = s.stream AND d.sequence = - s.sequence
+)
 
 -- name: leave_parked (writes)
 -- The stream's first dead letter is applied or purged. If there are more, the stream is parked at the next one.

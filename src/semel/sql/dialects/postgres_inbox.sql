@@ -40,6 +40,16 @@ ON CONFLICT (consumer, id) DO UPDATE SET starts = s.starts + 1, last = {{now}} R
 -- name: forget_starts (writes)
 DELETE FROM semel_inbox_start WHERE consumer = :consumer::text AND id = ANY (:ids::text[])
 
+-- name: take_back_starts (writes)
+UPDATE semel_inbox_start SET starts = starts - 1 WHERE consumer = :consumer::text AND id = ANY (:ids::text[]) AND starts > 0
+
+-- name: note_keep (writes)
+INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES (:consumer::text, :stream::text, :sequence::bigint)
+ON CONFLICT (consumer, stream) DO UPDATE SET sequence = excluded.sequence
+
+-- name: longest_keep (reads)
+SELECT coalesce(max(sequence), 0) FROM semel_inbox_stream WHERE consumer = :consumer::text
+
 -- name: purge (writes)
 DELETE FROM semel_inbox WHERE (consumer, id) IN (
     SELECT consumer, id FROM semel_inbox WHERE received < {{now}} - :keep::float8 * interval '1 second'
@@ -66,10 +76,12 @@ ON CONFLICT (origin, id) DO UPDATE SET
     died = excluded.died, reason = excluded.reason, starts = excluded.starts, redrives = excluded.redrives
 
 -- name: park (writes)
--- A stream that is parked has the sequence of its first dead letter, as a negative number.
+-- A stream that is parked has the sequence of its first dead letter, as a negative number. It is not parked if it is
+-- behind this message already: another process had the message delivered again, and applied it.
 INSERT INTO semel_inbox_stream AS s (consumer, stream, sequence)
 VALUES (:consumer::text, :stream::text, - :sequence::bigint)
-ON CONFLICT (consumer, stream) DO UPDATE SET sequence = excluded.sequence WHERE s.sequence >= 0
+ON CONFLICT (consumer, stream) DO UPDATE SET sequence = excluded.sequence
+WHERE s.sequence < excluded.sequence OR s.sequence BETWEEN 0 AND - excluded.sequence - 1
 
 -- name: chosen (reads)
 -- A part of the next three: the dead letters that fit a filter.
@@ -110,6 +122,8 @@ INSERT INTO semel_dead_letter (
 SELECT '~', due, '', sequence, created, starts, redrives, id, type, source, destination, stream, subject, content_type,
        headers, data
 FROM gone
+ORDER BY position
+ON CONFLICT (origin, id) DO NOTHING
 
 -- name: staged (writes)
 SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE origin = '~'
@@ -124,7 +138,7 @@ SELECT sequence, CASE WHEN origin = '~' THEN died ELSE {{now}} END, created, lan
        type, source, destination, stream, subject, content_type, headers, data
 FROM unnest(:positions::bigint[], :lanes::smallint[]) AS g (position, lane) JOIN semel_dead_letter d USING (position)
 ORDER BY stream, sequence, position
-ON CONFLICT (id) DO NOTHING
+ON CONFLICT (id) WHERE NOT fresh DO NOTHING
 
 -- name: delete_letters (writes)
 DELETE FROM semel_dead_letter WHERE position = ANY (:positions::bigint[])
@@ -133,6 +147,13 @@ DELETE FROM semel_dead_letter WHERE position = ANY (:positions::bigint[])
 DELETE FROM semel_hold h
 WHERE h.stream = ANY (:streams::text[]) AND h.until > {{now}} + interval '10 years'
   AND NOT EXISTS (SELECT 1 FROM semel_dead_letter d WHERE d.origin = '' AND d.stream = h.stream)
+
+-- name: parked (reads)
+-- Which consumers have parked these streams at a message that is no dead letter of theirs any more.
+SELECT s.consumer, s.stream, s.sequence FROM semel_inbox_stream s
+WHERE s.sequence < 0 AND s.stream = ANY (:streams::text[]) AND NOT EXISTS (
+    SELECT 1 FROM semel_dead_letter d WHERE d.origin = s.consumer AND d.stream = s.stream AND d.sequence = - s.sequence
+)
 
 -- name: leave_parked (writes)
 -- The stream's first dead letter is applied or purged. If there are more, the stream is parked at the next one.

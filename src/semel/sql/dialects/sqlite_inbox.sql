@@ -40,6 +40,17 @@ ON CONFLICT (consumer, id) DO UPDATE SET starts = starts + 1, last = :now RETURN
 -- name: forget_starts (writes)
 DELETE FROM semel_inbox_start WHERE consumer = :consumer AND id IN (SELECT value FROM json_each(:ids))
 
+-- name: take_back_starts (writes)
+UPDATE semel_inbox_start SET starts = starts - 1
+WHERE consumer = :consumer AND id IN (SELECT value FROM json_each(:ids)) AND starts > 0
+
+-- name: note_keep (writes)
+INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES (:consumer, :stream, :sequence)
+ON CONFLICT (consumer, stream) DO UPDATE SET sequence = excluded.sequence
+
+-- name: longest_keep (reads)
+SELECT coalesce(max(sequence), 0) FROM semel_inbox_stream WHERE consumer = :consumer
+
 -- name: purge (writes)
 DELETE FROM semel_inbox WHERE (consumer, id) IN (
     SELECT consumer, id FROM semel_inbox WHERE received < :now - :keep ORDER BY received LIMIT :most
@@ -60,9 +71,11 @@ ON CONFLICT (origin, id) DO UPDATE SET
     died = excluded.died, reason = excluded.reason, starts = excluded.starts, redrives = excluded.redrives
 
 -- name: park (writes)
--- A stream that is parked has the sequence of its first dead letter, as a negative number.
+-- A stream that is parked has the sequence of its first dead letter, as a negative number. It is not parked if it is
+-- behind this message already: another process had the message delivered again, and applied it.
 INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES (:consumer, :stream, - :sequence)
-ON CONFLICT (consumer, stream) DO UPDATE SET sequence = excluded.sequence WHERE sequence >= 0
+ON CONFLICT (consumer, stream) DO UPDATE SET sequence = excluded.sequence
+WHERE sequence < excluded.sequence OR sequence BETWEEN 0 AND - excluded.sequence - 1
 
 -- name: chosen (reads)
 -- A part of the next three: the dead letters that fit a filter.
@@ -119,6 +132,13 @@ DELETE FROM semel_dead_letter WHERE position IN (SELECT value FROM json_each(:po
 DELETE FROM semel_hold
 WHERE stream IN (SELECT value FROM json_each(:streams)) AND until > :now + 315360000000000
   AND NOT EXISTS (SELECT 1 FROM semel_dead_letter d WHERE d.origin = '' AND d.stream = semel_hold.stream)
+
+-- name: parked (reads)
+-- Which consumers have parked these streams at a message that is no dead letter of theirs any more.
+SELECT s.consumer, s.stream, s.sequence FROM semel_inbox_stream s
+WHERE s.sequence < 0 AND s.stream IN (SELECT value FROM json_each(:streams)) AND NOT EXISTS (
+    SELECT 1 FROM semel_dead_letter d WHERE d.origin = s.consumer AND d.stream = s.stream AND d.sequence = - s.sequence
+)
 
 -- name: leave_parked (writes)
 -- The stream's first dead letter is applied or purged. If there are more, the stream is parked at the next one.
