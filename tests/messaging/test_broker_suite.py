@@ -77,9 +77,7 @@ class MemoryQueue:
         return Sent()
 
     async def receive(self, limit: int, seconds: float) -> Sequence[Delivery]:
-        if not self.server.up:
-            self.met()
-            raise BrokerUnavailable("stopped")
+        await self.check()
         if not self.server.queue:
             await asyncio.sleep(min(seconds, 0.001))
         some = [replace(each, starts=each.starts + 1) for each in self.server.queue[:limit]]
@@ -88,22 +86,31 @@ class MemoryQueue:
         return some
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
-        if not self.server.up:
-            raise BrokerUnavailable("stopped")
+        await self.check()
         done = {each.handle for each in deliveries}
         self.server.held = [each for each in self.server.held if each.handle not in done]
+
+    async def check(self) -> None:
+        """Raise BrokerUnavailable if the server is stopped. The caller has then let go of all that it had."""
+        if not self.server.up:
+            self.met()
+            await self.let_go()
+            raise BrokerUnavailable("stopped")
 
     def met(self) -> None:
         """The server was found stopped."""
         self.server.met.set()
+
+    async def let_go(self) -> None:
+        self.server.queue = sorted([*self.server.held, *self.server.queue], key=lambda each: each.handle)
+        self.server.held = []
 
     async def postpone(self, delivery: Delivery, seconds: float) -> None:
         await self.acknowledge([delivery])
         self.server.queue = sorted([*self.server.queue, delivery], key=lambda each: each.handle)
 
     async def close(self) -> None:
-        self.server.queue = sorted([*self.server.held, *self.server.queue], key=lambda each: each.handle)
-        self.server.held = []
+        await self.let_go()
 
 
 Adapter = Callable[[], MemoryQueue]
@@ -232,6 +239,13 @@ class DoesNotCount(MemoryQueue):
         return [replace(each, starts=1) for each in await super().receive(limit, seconds)]
 
 
+class KeepsWhatWasLetGo(MemoryQueue):
+    async def check(self) -> None:
+        if not self.server.up:
+            self.met()
+            raise BrokerUnavailable("stopped")
+
+
 PUBLISHING, CONSUMING = brokers.BrokerSuite, brokers.SourceSuite
 
 
@@ -259,8 +273,9 @@ def test_a_broken_adapter_is_found(
     monkeypatch.setattr(brokers, "PATIENCE", 0.3)
     server = Server()
     suite = brokers.BrokerSuite() if proof.__qualname__.startswith("BrokerSuite") else brokers.SourceSuite()
+    bench = brokers._Bench(lambda: adapter(server), lambda: adapter(server))
     with pytest.raises((AssertionError, TimeoutError)):
-        proof(suite, open_broker=lambda: adapter(server), open_source=lambda: adapter(server))
+        proof(suite, bench=bench)
 
 
 @pytest.mark.parametrize(
@@ -269,6 +284,7 @@ def test_a_broken_adapter_is_found(
         (SaysSentTooEarly, PUBLISHING.test_what_is_sent_while_the_broker_restarts_is_kept_in_order),
         (SaysSentTooEarly, PUBLISHING.test_a_broker_that_is_stopped_is_down),
         (GoesOnAfterAFailure, PUBLISHING.test_what_is_sent_while_the_broker_restarts_is_kept_in_order),
+        (KeepsWhatWasLetGo, CONSUMING.test_a_source_survives_a_restart_of_the_broker),
     ],
 )
 def test_a_broken_adapter_is_found_by_an_outage(
@@ -276,10 +292,6 @@ def test_a_broken_adapter_is_found_by_an_outage(
 ) -> None:
     monkeypatch.setattr(brokers, "PATIENCE", 0.3)
     server = Server()
+    bench = brokers._Bench(lambda: adapter(server), lambda: adapter(server))
     with pytest.raises((AssertionError, TimeoutError)):
-        proof(
-            brokers.BrokerSuite(),
-            open_broker=lambda: adapter(server),
-            open_source=lambda: adapter(server),
-            outage=server,
-        )
+        proof(brokers.BrokerSuite(), bench=bench, outage=server)

@@ -283,6 +283,69 @@ def test_a_paused_server_does_not_hold_up_an_acknowledgement(
     asyncio.run(main())
 
 
+def test_after_an_error_what_is_not_acknowledged_is_delivered_again(
+    mortal_kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller has let go of all that it had. It does not postpone it."""
+    url = mortal_kafka.topic(partitions=1)
+    monkeypatch.setattr(kafka_module, "ACK_TIMEOUT", 0.5)
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(url)
+        await publish(broker, messages := brokers.new_streams(streams=1, each=3))
+        await broker.close()
+        source = KafkaSource.from_url(f"{url}?group=g&session.timeout.ms=30000")
+        held = await receive(source, 3)
+        freeze(mortal_kafka.pid)
+        try:
+            with pytest.raises(BrokerUnavailable):
+                await source.acknowledge(held[:1])
+        finally:
+            os.kill(mortal_kafka.pid or 0, signal.SIGCONT)
+        again = await receive(source, 2)
+        assert [each.message.id for each in again] == [each.id for each in messages[1:]]
+        await source.acknowledge(again)
+        await source.close()
+
+    asyncio.run(main())
+
+
+def test_what_was_read_ahead_is_forgotten_when_its_partition_comes_back(kafka: KafkaServer) -> None:
+    """It would be delivered before the messages that precede it, which are read again, and so their offsets be lost."""
+    url = kafka.topic(partitions=1)
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(url)
+        await publish(broker, brokers.new_streams(streams=1, each=20))
+        await broker.close()
+        source = KafkaSource.from_url(f"{url}?group=g&{QUICK}")
+        held = await receive(source, 1)
+        async with asyncio.timeout(30):
+            while len(source._early) < 5:
+                held += await source.receive(1, 1)
+                await source.acknowledge(held[-2:-1])  # the others come meanwhile
+        consumer = source._consumer
+
+        class Rebalanced:
+            """Gets its partition again while it waits for the answer to a commit."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(consumer, name)
+
+            def consume(self, *arguments: Any) -> Any:
+                source._on_assign(consumer, consumer.assignment())
+                return consumer.consume(*arguments)
+
+        next_one = held[-1].message.sequence + 1
+        source._consumer = Rebalanced()
+        await source.acknowledge(held[-1:])
+        source._consumer = consumer
+        assert next_one not in [int(dict(each.headers())["ce-sequence"]) for each in source._early]
+        await source.close()
+
+    asyncio.run(main())
+
+
 def test_what_comes_while_an_offset_is_committed_keeps_its_order(kafka: KafkaServer) -> None:
     url = kafka.topic(partitions=1)
 

@@ -171,6 +171,22 @@ def test_a_message_that_no_queue_gets_is_refused_alone(rabbitmq: RabbitMQServer)
     asyncio.run(main())
 
 
+def test_a_name_that_is_too_long_for_amqp_is_refused_alone(rabbitmq: RabbitMQServer) -> None:
+    """A destination has up to 255 characters, and AMQP counts bytes."""
+    url = rabbitmq.queue("classic")
+
+    async def main() -> None:
+        broker = RabbitMQBroker.from_url(url)
+        destinations = ("ü" * 200, "ü" * 200 + "/key", "exchange/" + "ü" * 200, "")
+        results = await publish(broker, [brokers.new_message(destination=each) for each in destinations])
+        assert kinds(results) == [Refused, Refused, Refused, Sent]
+        await broker.close()
+        with pytest.raises(ConfigurationError, match="255 bytes"):
+            RabbitMQBroker(rabbitmq.url, exchange="ü" * 200)
+
+    asyncio.run(main())
+
+
 def test_a_queue_that_is_full_takes_the_next_message_later(rabbitmq: RabbitMQServer) -> None:
     """That is why messages of a stream are not pipelined."""
     url = rabbitmq.queue("classic", x_max_length=1, x_overflow="reject-publish")
@@ -322,6 +338,25 @@ def test_a_source_goes_on_when_its_queue_was_deleted(rabbitmq: RabbitMQServer) -
     asyncio.run(main())
 
 
+def test_what_arrives_while_a_source_closes_is_forgotten(rabbitmq: RabbitMQServer) -> None:
+    """A source closes after an error, too. What it still held then came before the messages that precede it."""
+    url = rabbitmq.queue()
+
+    async def main() -> None:
+        broker, source = RabbitMQBroker.from_url(url), RabbitMQSource.from_url(url)
+        for message in brokers.new_streams(streams=1, each=100):
+            assert await publish(broker, [message]) == [Sent()]
+        await broker.close()
+        [first] = await receive(source, 1)  # the others are on their way
+        await source.close()
+        assert source._buffer == []
+        [again] = await receive(source, 1)
+        assert again.message.id == first.message.id
+        await source.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("arguments", "warned"),
     [
@@ -350,3 +385,24 @@ async def _look(source: RabbitMQSource) -> None:
         assert list(await source.receive(1, 0.05)) == []
     finally:
         await source.close()
+
+
+def test_a_connection_that_could_not_be_opened_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise aio-pika does it when it is collected, and prints a warning if that thread has no event loop."""
+    connections: list[aio_pika.Connection] = []
+    connect = aio_pika.Connection.connect
+
+    async def noted(connection: aio_pika.Connection, timeout: Any = None) -> None:
+        connections.append(connection)
+        await connect(connection, timeout)
+
+    monkeypatch.setattr(aio_pika.Connection, "connect", noted)
+
+    async def main() -> None:
+        broker = RabbitMQBroker.from_url("amqp://127.0.0.1:1/?queue=q")
+        (result,) = await broker.publish([Message("m1", "paid", b"")], time.monotonic() + 5)
+        assert isinstance(result, BrokerDown)
+        assert [connection.is_closed for connection in connections] == [True]
+        await broker.close()
+
+    asyncio.run(main())

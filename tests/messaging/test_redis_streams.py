@@ -341,6 +341,27 @@ class TestConsuming:
 
     @pytest.mark.redis
     @pytest.mark.server
+    def test_a_postponed_message_stays_with_its_consumer(self, redis_url: str) -> None:
+        """Another consumer would try it too early, and then both would work on it."""
+
+        async def main() -> None:
+            broker = RedisStreamsBroker(redis_url, stream="orders")
+            assert await broker.publish([message()], soon()) == [Sent()]
+            await broker.close()
+            first, second = (
+                RedisStreamsSource(redis_url, stream="orders", group="g", ordered=False, takeover=0.5) for _ in range(2)
+            )
+            (delivery,) = await receive(first, 1)
+            await first.postpone(delivery, 2.5)
+            assert list(await second.receive(10, 2)) == []
+            (again,) = await receive(first, 1)
+            assert again.starts == 2
+            await first.acknowledge([again])
+            for source in (first, second):
+                await source.close()
+
+        asyncio.run(main())
+
     def test_after_an_error_all_that_is_not_acknowledged_comes_again(self) -> None:
         """The caller has let go of it: what it held would otherwise wait for the end of the process."""
 

@@ -223,9 +223,9 @@ def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
 
 
 def test_a_receiver_that_cannot_be_reached_is_down_only_if_it_is_the_default_one(receiver: Receiver) -> None:
+    alive = Receiver()  # first, because it could get the port of the other one
     receiver.stop()
     dead = receiver.url
-    alive = Receiver()
     broker = WebhookBroker(dead, secret=SECRET, private=True, connect_timeout=2)
     results = publish(broker, message(), message(destination=dead), message(destination=alive.url), message())
     assert [type(result) for result in results] == [DestinationDown, TryAgain, Sent, DestinationDown], results
@@ -234,9 +234,39 @@ def test_a_receiver_that_cannot_be_reached_is_down_only_if_it_is_the_default_one
     alive.stop()
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_message_is_sent_when_the_receiver_says_so_whatever_becomes_of_its_body(ends: bool) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf of")
+        await writer.drain()
+        if not ends:
+            await reader.read()  # until the client gives up
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        broker = WebhookBroker(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", secret=None, timeout=3)
+        assert await broker.publish([message(data=b"")], time.monotonic() + 10) == [Sent()]
+        await broker.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+
+
+def test_a_function_that_has_no_secret_for_a_message_fails_that_one_alone(receiver: Receiver) -> None:
+    secrets = {"": SECRET}
+    broker = WebhookBroker(receiver.url, secret=lambda message: secrets[message.subject])
+    sent, failed = publish(broker, message(), message(subject="unknown"))
+    assert sent == Sent()
+    assert isinstance(failed, TryAgain)
+    assert "KeyError" in failed.reason
+
+
 def test_a_relay_goes_on_with_the_others_while_the_default_receiver_is_down(receiver: Receiver, tmp_path: Path) -> None:
+    alive = Receiver()  # first, because it could get the port of the other one
     receiver.stop()
-    alive = Receiver()
     with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as conn:
         store = SQLiteStore(tmp_path / "shop.db")
         outbox = Outbox(store)
@@ -325,6 +355,7 @@ def test_a_slow_receiver_is_left_and_only_so_many_are_asked_at_the_same_time(rec
     [
         *("https://127.0.0.1/", "https://localhost/", "https://[::1]/", "https://10.1.2.3/", "https://0.0.0.0/"),
         *("https://169.254.169.254/latest/meta-data", "https://[::ffff:192.168.0.1]/", "https://[2002:7f00:1::]/"),
+        *("https://[64:ff9b::10.1.2.3]/", "https://[64:ff9b::7f00:1]/"),  # through NAT64
         *(
             "http://example.com/",
             "ftp://example.com/",

@@ -22,11 +22,12 @@ from semel.core.messaging.messages import Message, attributes, size_of
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError
 from semel.messaging.brokers.options import read_url
+from semel.messaging.brokers.sending import LATE
 from semel.messaging.ports import BrokerDown, Capabilities, Refused, Result, Sent, TryAgain
 from semel.stores.settings import require
 
 LARGEST: Final = 190_000
-"""A message may have 256 KiB, and data that is no text grows by a third. So does a batch, which is 256 KiB, too."""
+"""A message and a batch may have 256 KiB each. In base64, data that is no text grows by a third."""
 AT_ONCE: Final = 10
 """The most messages of a batch."""
 MOST_BYTES: Final = 256 * 1024
@@ -75,8 +76,14 @@ class AWSClient:
             retries={"total_max_attempts": 1},  # the relay retries, and keeps the order
             user_agent_extra="semel",
         )
-        with _client_lock:
-            self._client = _session().create_client(service, region_name=region, endpoint_url=endpoint, config=config)
+        try:
+            with _client_lock:
+                create = _session().create_client
+                self._client = create(service, region_name=region, endpoint_url=endpoint, config=config)
+        except ValueError:  # InvalidRegionError is one, too
+            raise ConfigurationError(
+                f"the region or the endpoint is not valid: {service}://eu-central-1/name?endpoint=http://host:port"
+            ) from None
 
     async def call(self, action: str, **parameters: Any) -> dict[str, Any]:
         """Make one call. Raises the errors of botocore: see ``result_of``."""
@@ -145,7 +152,7 @@ class AWSBroker:
         self.capabilities = Capabilities(
             name=f"Amazon {service.upper()}",
             ordered=self._fifo,
-            pipelines=False,  # of a batch, one message may fail and a later one of its group succeed
+            pipelines=False,  # a message of a batch may fail while a later one of its group succeeds
             largest=largest,
             dedup_window=DEDUP_WINDOW if self._fifo else 0.0,
         )
@@ -174,8 +181,7 @@ class AWSBroker:
                     results.update(await self._send_in_time(where, batch, deadline))
 
         await asyncio.gather(*(send(where, batch) for where, batch in batches))
-        late = TryAgain("not sent before the deadline")
-        return [results.get(str(at), late) for at in range(len(messages))]
+        return [results.get(str(at), LATE) for at in range(len(messages))]
 
     async def close(self) -> None:
         self._client.close()

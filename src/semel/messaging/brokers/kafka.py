@@ -20,18 +20,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from semel.core.messaging.messages import Message, attributes, light, oversize, read_message
+from semel.core.messaging.messages import Message, attributes, light, read_message
 from semel.core.policy import Duration, seconds
 from semel.core.values import value
 from semel.errors import BrokerUnavailable, ConfigurationError, StoreError
 from semel.messaging.brokers.options import number, split_options
-from semel.messaging.brokers.waves import FOLLOWS, send_in_waves
+from semel.messaging.brokers.sending import FOLLOWS, LATE, send_in_waves, too_large
 from semel.messaging.ports import BrokerDown, Capabilities, Delivery, Refused, Result, Sent, TryAgain
 from semel.stores.settings import require
 
+R = TypeVar("R")
 LARGEST: Final = 990_000
 OVERHEAD: Final = 10_000
 """What Kafka's own limit leaves for the key, and for the frame of a message."""
@@ -68,8 +69,8 @@ class KafkaBroker:
             **(settings or {}),
             "enable.idempotence": True,
             "enable.gapless.guarantee": True,
-            "delivery.report.only.error": True,  # a report takes longer than to send the message
-            "message.timeout.ms": 0,  # the deadline is ours: one message would time out, and the next one be sent
+            "delivery.report.only.error": True,  # reporting a message takes longer than sending it
+            "message.timeout.ms": 0,  # publish has a deadline; this one would drop a message and send the next
             "message.max.bytes": largest + OVERHEAD,
         }
         if settings:
@@ -102,13 +103,11 @@ class KafkaBroker:
             return Refused(
                 "the message has no destination, and the broker's URL names no topic: kafka://host:9092/topic"
             )
-        if size := oversize(message, self.capabilities.largest):
-            return Refused(f"the message has {size} bytes, and the most is {self.capabilities.largest}")
-        return None
+        return too_large(message, self.capabilities.largest)
 
     async def _send(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
         if time.monotonic() >= deadline:
-            return [TryAgain("the deadline has passed")] * len(messages)
+            return [LATE] * len(messages)
         if self._producer is None:
             self._producer = _Producer(self._library, self._settings)
         producer = self._producer
@@ -242,7 +241,7 @@ class _Producer:
         self.down = ""
         """Why no broker can be reached."""
         self.outages = 0
-        """How often that was heard."""
+        """How often librdkafka has reported that."""
         self.failed = False
         """Whether the library uses this producer no more."""
         self.certain = True
@@ -266,14 +265,14 @@ class _Producer:
         return future.done()
 
     def _tell_idle(self) -> None:
-        """Finish what waits, if nothing is under way. The library counts a message until its report was heard."""
-        with self._lock:  # who waits has handed its messages over before
+        """Wake the waiting callers if no message is under way: librdkafka counts a message until it has reported it."""
+        with self._lock:  # a caller waits only after it has handed its messages over
             if not self._waiting or len(self.client):
                 return
             waiting, self._waiting = self._waiting, []
         for future in waiting:
-            if not (loop := future.get_loop()).is_closed():
-                loop.call_soon_threadsafe(_finish, future)
+            with suppress(RuntimeError):  # its loop has been closed
+                future.get_loop().call_soon_threadsafe(_finish, future)
 
     def stop(self) -> None:
         """Forget what is not confirmed yet. Returns at once."""
@@ -356,9 +355,9 @@ class KafkaSource:
             _check_settings(self._library, self._library.Consumer, self._settings)
         self._consumer: Any = None
         self._early: list[Any] = []
-        """Records that came while a commit was waited for."""
+        """Records that arrived while a commit was awaited."""
         self._commits: dict[frozenset[tuple[str, int, int]], Any] = {}
-        """Commits that are waited for, and their errors. The answer of one that is given up is no longer heard."""
+        """Commits that are awaited, and their errors. The answer to one that timed out is ignored."""
         self._thread: ThreadPoolExecutor | None = None
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._lock = threading.Lock()
@@ -396,7 +395,7 @@ class KafkaSource:
             if time.monotonic() >= until:
                 break
         if not found and self._down:
-            await self._call(self._check, 1.0)
+            await self._ask(self._check, 1.0)
         return found
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
@@ -413,7 +412,7 @@ class KafkaSource:
                 if (first := partition.first_open()) > partition.committed
             }
         if commits:
-            await self._call(self._commit, commits)
+            await self._ask(self._commit, commits)
 
     async def postpone(self, delivery: Delivery, seconds: float) -> None:
         handle: _Handle = delivery.handle
@@ -428,6 +427,16 @@ class KafkaSource:
             await self._call(self._leave)
             self._thread.shutdown()
             self._thread = None
+
+    async def _ask(self, call: Callable[[R], None], argument: R) -> None:
+        """Make a call that raises BrokerUnavailable. The caller of this source then lets go of all that it had."""
+        try:
+            await self._call(call, argument)
+        except BrokerUnavailable:
+            with self._lock:
+                for partition in self._partitions.values():
+                    partition.postpone_all()
+            raise
 
     def _give_back(self, polling: asyncio.Future[list[Delivery]]) -> None:
         """Deliver again what nobody has received, because the caller was cancelled."""
@@ -491,7 +500,7 @@ class KafkaSource:
         return next_one
 
     def _pause(self, place: tuple[str, int]) -> None:
-        """Spare Kafka the reading of what is not delivered now."""
+        """Stop fetching a partition whose messages cannot be delivered now."""
         with suppress(self._library.KafkaException):
             self._consumer.pause([self._library.TopicPartition(*place)])
 
@@ -506,7 +515,9 @@ class KafkaSource:
             while self._commits[awaited] is unanswered:
                 if time.monotonic() > until:
                     raise BrokerUnavailable("Kafka did not answer to an acknowledgement")
-                self._early += self._consumer.consume(1000, wait)  # this calls _on_commit
+                # This calls _on_commit, and after a rebalance _on_assign, which replaces the list: no += in one step.
+                records = self._consumer.consume(1000, wait)
+                self._early += records
                 wait = min(2 * wait, SLICE)
             if (error := self._commits[awaited]) is not None:
                 raise self._library.KafkaException(error)
@@ -558,9 +569,8 @@ class KafkaSource:
     def _seek(
         self, consumer: Any, positions: Sequence[Any], stored: Callable[[Sequence[str]], Mapping[str, int]]
     ) -> Sequence[Any]:
-        """Begin where the database says, or where Kafka says if that is later: what is given up moves no stored offset.
-
-        If one of them does not answer, the other one does. Neither skips a message that was not applied.
+        """Begin at the offset in the database, or at Kafka's if that is later: a message that is given up moves only
+        Kafka's. If one of the two cannot be read, the other is used. Neither skips a message that was not applied.
         """
         offsets: Mapping[str, int] = {}
         with suppress(StoreError):
@@ -621,6 +631,11 @@ class _Partition:
             self.postponed.add(offset)
             self.resume_at = max(self.resume_at, until)
 
+    def postpone_all(self) -> None:
+        """Deliver again, at once, whatever the caller has."""
+        for offset in tuple(self._held):
+            self.postpone(offset, 0.0)
+
     def rewind(self) -> int:
         """The pause is over. Returns where to read on."""
         first = min(self.postponed)
@@ -650,7 +665,7 @@ def _settings(servers: str) -> dict[str, Any]:
         "bootstrap.servers": servers,
         "client.id": "semel",
         "reconnect.backoff.max.ms": 1000,
-        "log_level": 2,  # otherwise a broker that is down is a line for each try; relay and consumer say it once
+        "log_level": 2,  # otherwise it logs each try to connect; relay and consumer report an outage once
     }
 
 

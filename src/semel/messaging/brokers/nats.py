@@ -28,6 +28,7 @@ from semel.core.policy import Duration, seconds
 from semel.engine.background import BackgroundTask
 from semel.errors import BrokerUnavailable, ConfigurationError
 from semel.messaging.brokers.options import flag, number, read_url
+from semel.messaging.brokers.sending import LATE
 from semel.messaging.ports import BrokerDown, Capabilities, Delivery, Refused, Result, Sent, TryAgain
 from semel.stores.settings import require
 
@@ -91,7 +92,7 @@ class NATSBroker:
         return cls(servers, subject=subject, **options)
 
     async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
-        results: list[Result] = [TryAgain("not sent before the deadline")] * len(messages)
+        results: list[Result] = [LATE] * len(messages)
         for start in range(0, len(messages), AT_ONCE):
             if monotonic() >= deadline:
                 break
@@ -125,13 +126,21 @@ class NATSBroker:
                 await self._client.wait(asyncio.wait(waiting, timeout=max(0.0, deadline - monotonic())))
         except (errors.Error, BrokerUnavailable):  # the connection broke
             pass
+        reasons: dict[str, Result] = {}
         for future, at in waiting.items():
-            if future.done():
-                results[at] = await self._result(future.result(), messages[at], jetstream)
+            if not future.done():
+                continue
+            if (reply := future.result()) is not None:
+                results[at] = _result(reply)
+                continue
+            subject = messages[at].destination or self._subject
+            if subject not in reasons:
+                reasons[subject] = await _explain(subject, jetstream, deadline)
+            results[at] = reasons[subject]
         unknown: Result = TryAgain("NATS did not answer in time")
         if len(results) < len(messages):
             was_lost = self._client.lost.is_set()
-            await self._client.close()  # nothing may be sent any more
+            await self._client.drop()  # nothing may be sent any more
             if was_lost:  # perhaps only the connection
                 again = await self._open(deadline)
                 unknown = again if isinstance(again, BrokerDown) else TryAgain("the connection to NATS was lost")
@@ -155,27 +164,28 @@ class NATSBroker:
             return Refused(f"the message is too large: the most is {largest} bytes")
         return None
 
-    async def _result(self, reply: dict[str, Any] | None, message: Message, jetstream: JetStreamContext) -> Result:
-        if reply is None:
-            return await self._explain(message.destination or self._subject, jetstream)
-        error = reply.get("error")
-        if error is None:
-            return Sent()
-        reason = f"JetStream did not take it: {error.get('description')} ({error.get('err_code')})"
-        return Refused(reason) if error.get("err_code") in _REFUSED else TryAgain(reason)
 
-    async def _explain(self, subject: str, jetstream: JetStreamContext) -> Result:
-        """Nobody took the message. Find out whether there is no stream, or whether it has no leader at the moment."""
-        from nats import errors
-        from nats.js.errors import NotFoundError
+def _result(reply: dict[str, Any]) -> Result:
+    error = reply.get("error")
+    if error is None:
+        return Sent()
+    reason = f"JetStream did not take it: {error.get('description')} ({error.get('err_code')})"
+    return Refused(reason) if error.get("err_code") in _REFUSED else TryAgain(reason)
 
-        try:
+
+async def _explain(subject: str, jetstream: JetStreamContext, deadline: float) -> Result:
+    """Nobody took a message. Find out whether there is no stream, or whether it has no leader at the moment."""
+    from nats import errors
+    from nats.js.errors import NotFoundError
+
+    try:
+        async with asyncio.timeout(max(0.0, deadline - monotonic())):
             await jetstream.find_stream_name_by_subject(subject)
-        except NotFoundError:
-            return Refused(f"no JetStream stream has the subject {subject!r}: create one, or correct the destination")
-        except (errors.Error, TimeoutError) as error:
-            return BrokerDown(f"JetStream does not answer, or is not enabled: {_why(error)}")
-        return TryAgain("the stream takes no messages at the moment")
+    except NotFoundError:
+        return Refused(f"no JetStream stream has the subject {subject!r}: create one, or correct the destination")
+    except (errors.Error, TimeoutError) as error:
+        return BrokerDown(f"JetStream does not answer, or is not enabled: {_why(error)}")
+    return TryAgain("the stream takes no messages at the moment")
 
 
 class NATSSource:
@@ -201,7 +211,8 @@ class NATSSource:
         :param durable: the name of the consumer. It is created if need be, and begins with the oldest message.
         :param stream: the JetStream stream. By default the one that has the subject.
         :param ordered: have one message under way at a time, so that the order of every stream is kept.
-        :param ack_wait: how long a process may show no sign of life before its messages are delivered again.
+        :param ack_wait: how long a process may show no sign of life before its messages are delivered again. A consumer
+            that exists keeps the time that it was created with.
         :param max_ack_pending: the most messages that are under way, if the source is not ordered.
         :param retention: how long the JetStream stream keeps messages, so that an inbox that remembers less is refused.
         :param connect_timeout: how long it may take to connect.
@@ -220,13 +231,13 @@ class NATSSource:
         self._max_ack_pending = 1 if ordered else max_ack_pending
         self._subscription: JetStreamContext.PullSubscription | None = None
         self._in_hand: dict[str, None] = {}
-        """Where each message is acknowledged that was delivered, until JetStream knows what became of it."""
+        """The reply subjects of messages that were delivered, and are neither acknowledged nor postponed."""
         self._fetched: list[Msg] = []
         """Messages that came beyond the limit of a call."""
         self._left: list[str] = []
-        """Messages that the caller has let go of, and JetStream does not know that."""
+        """The reply subjects of messages that the caller has let go of, and that JetStream does not know of yet."""
         self._owned_until = 0.0
-        """Until then, JetStream keeps them from other processes."""
+        """Until then, JetStream keeps what this source has from other processes."""
         self._keeping = BackgroundTask("semel-nats")
         self.capabilities = Capabilities(
             name="NATS JetStream",
@@ -258,7 +269,7 @@ class NATSSource:
                 wait = self._client.wait
                 with contextlib.suppress(TimeoutError):
                     self._fetched = await wait(subscription.fetch(1, timeout=max(0.02, seconds)))
-                    if limit > 1 and not self._ordered:  # some servers wait for as many as one request may bring
+                    if limit > 1 and not self._ordered:  # some servers answer only when they have all of them
                         self._fetched += await wait(subscription.fetch(limit - 1, timeout=0.02))
         some, self._fetched = self._fetched[:limit], self._fetched[limit:]
         self._in_hand |= dict.fromkeys(msg.reply for msg in some)
@@ -298,7 +309,7 @@ class NATSSource:
             yield
         except (errors.Error, TimeoutError, BrokerUnavailable) as error:
             self._left, self._in_hand, self._fetched = [*self._left, *self._held()], {}, []
-            await self._client.close()
+            await self._client.drop()
             if isinstance(error, BrokerUnavailable):
                 raise
             raise BrokerUnavailable(f"NATS did not answer: {_why(error)}") from error
@@ -324,8 +335,10 @@ class NATSSource:
                 f"the consumer {self._durable!r} exists and lets {info.config.max_ack_pending} messages be under way: "
                 "it keeps no order: use another durable name, or ordered=False"
             )
-        # They would come again after ``ack_wait``. An ordered source would stand still until then. When that time is
-        # over, another process may have them.
+        # The consumer may have been created with other times than those of this source.
+        self._ack_wait = min(info.config.backoff or [info.config.ack_wait or self._ack_wait])
+        # Give back what the caller has let go of. It would come again only after ``ack_wait``, and an ordered source
+        # would stand still until then. After that time another process may have it.
         if monotonic() < self._owned_until:
             await self._tell(self._left, b"-NAK")
         self._left, self._subscription = [], subscription
@@ -335,8 +348,8 @@ class NATSSource:
     async def _keep_alive(self) -> None:
         """Tell JetStream that the messages are being worked on, so that handlers may take their time.
 
-        It does not matter when the server reads it. To wait for that, and to give up the connection of a slow server,
-        would lose what is on its way here: it would come again after ``ack_wait``.
+        It does not wait until the server has read that. Giving up the connection to a slow server would lose the
+        messages that are on their way here, until they come again after ``ack_wait``.
         """
         from nats import errors
 
@@ -373,7 +386,7 @@ def _why(error: BaseException) -> str:
 class _Client:
     """One connection. It is opened when it is needed, and thrown away when it breaks.
 
-    nats-py could reconnect by itself. It would then send what was left in its buffer, at any later time.
+    nats-py could reconnect by itself, but would then send what was left in its buffer, long after the deadline.
     """
 
     def __init__(self, servers: str | Sequence[str], timeout: float, options: dict[str, Any]) -> None:
@@ -398,7 +411,7 @@ class _Client:
 
         async with self._opening:
             if self._jetstream is None or self.lost.is_set():
-                await self.close()
+                await self.drop()
                 self._connection = await self._connect()
                 self.max_payload = self._connection.max_payload
                 self._inbox = self._connection.new_inbox()
@@ -441,6 +454,12 @@ class _Client:
             future.set_result(None if status == "503" else json.loads(msg.data))
 
     async def close(self) -> None:
+        """Close the connection. The next call may come from another event loop, as that of ``Relay.drain`` does."""
+        await self.drop()
+        self._opening = asyncio.Lock()
+
+    async def drop(self) -> None:
+        """Give up the connection. The next call opens a new one."""
         connection, self._connection, self._jetstream = self._connection, None, None
         self._replies.clear()
         self.lost.set()

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from semel.errors import ConfigurationError, PolicyError
+
+
+def parse_url(url: str) -> SplitResult:
+    """Split a URL into its parts. Raises ConfigurationError, because the ValueError of ``urlsplit`` quotes the host
+    together with the password."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise ConfigurationError("the broker's URL cannot be parsed: its host is not valid") from None
 
 
 def split_options(
@@ -17,7 +26,7 @@ def split_options(
     :param known: the function that reads each option. It raises ValueError with what the value should be.
     :param others: the options that the URL may have as well, for a driver. Defaults to any.
     """
-    parts = urlsplit(url)
+    parts = parse_url(url)
     found: dict[str, Any] = {}
     rest = []
     for name, text in parse_qsl(parts.query, keep_blank_values=True):

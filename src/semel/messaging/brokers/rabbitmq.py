@@ -20,12 +20,14 @@ import time
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache, partial
 from typing import Any, Final, Literal, Self
 
 from semel.core.messaging.messages import Message, attributes, read_message, size_of
 from semel.core.values import value
 from semel.errors import BrokerUnavailable, ConfigurationError
-from semel.messaging.brokers.options import flag, number, split_options
+from semel.messaging.brokers.options import flag, number, parse_url, split_options
+from semel.messaging.brokers.sending import LATE, too_large
 from semel.messaging.ports import BrokerDown, Capabilities, Delivery, Refused, Result, Sent, TryAgain
 from semel.stores.settings import require
 
@@ -33,6 +35,7 @@ LARGEST: Final = 16 << 20
 """RabbitMQ takes more, but holds each message in memory."""
 LARGEST_HEADERS: Final = 100_000
 """They have to fit into one frame, of 128 kB."""
+LONGEST_NAME: Final = 255
 PREFETCH: Final = 1000
 CONNECT_TIMEOUT: Final = 5.0
 RETRY: Final = 0.2
@@ -67,8 +70,10 @@ class RabbitMQBroker:
         """
         if queue and exchange:
             raise ConfigurationError("RabbitMQ: name a queue or an exchange for the messages, not both")
+        if len(f"{queue}{exchange}".encode()) > LONGEST_NAME:
+            raise ConfigurationError(f"the name of a queue or exchange has at most {LONGEST_NAME} bytes in AMQP")
         self._library = require("aio_pika", "rabbitmq", "aio-pika")
-        self._url = url
+        self._url = _checked(url)
         self._queue = queue
         self._exchange = exchange
         self._connection: Any = None
@@ -93,20 +98,21 @@ class RabbitMQBroker:
 
     async def close(self) -> None:
         self._drop()
+        # The next call may come from another event loop, as that of the next ``Relay.drain`` does.
+        self._opening = asyncio.Lock()
         if self._closing:
             await asyncio.wait(self._closing)
 
     def _refuse(self, message: Message) -> Refused | None:
         exchange, key = self._place(message)
         headers = attributes(message)
-        size = size_of(headers, b"")
         if not exchange and not key:
             return Refused("the message has no destination, and the broker's URL names no queue: …?queue=orders")
-        if len(key.encode()) > 255 or any(len(name.encode()) > 255 for name in headers):
-            return Refused("a routing key and the name of a header have at most 255 bytes on RabbitMQ")
-        if size > LARGEST_HEADERS or (size := size + len(message.data)) > self.capabilities.largest:
-            return Refused(f"the message has {size} bytes, and the most is {self.capabilities.largest}")
-        return None
+        if any(len(name.encode()) > LONGEST_NAME for name in (exchange, key, *headers)):
+            return Refused(f"an exchange, a routing key and a header's name have at most {LONGEST_NAME} bytes in AMQP")
+        if (size := size_of(headers, b"")) > LARGEST_HEADERS:
+            return Refused(f"the headers have {size} bytes, and the most is {LARGEST_HEADERS}")
+        return too_large(message, self.capabilities.largest)
 
     def _place(self, message: Message) -> tuple[str, str]:
         """The exchange and the routing key. To the exchange without a name, that is the name of a queue."""
@@ -117,7 +123,7 @@ class RabbitMQBroker:
 
     async def _send(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
         if time.monotonic() >= deadline:
-            return [TryAgain("the deadline has passed")] * len(messages)
+            return [LATE] * len(messages)
         try:
             async with self._opening, asyncio.timeout(deadline - time.monotonic()):
                 channel = await self._open({self._place(message)[0] for message in messages})
@@ -140,7 +146,7 @@ class RabbitMQBroker:
         return [missing if each in late else each.result() for each in sending]
 
     async def _send_one(self, wire: Any, message: Message) -> Result:
-        """Send a message with the library below, which can do so without waiting for the socket each time."""
+        """Send a message by aiormq, below aio-pika, which need not wait for the socket each time."""
         errors = self._library.exceptions
         name, key = self._place(message)
         if name not in self._exchanges:
@@ -149,7 +155,7 @@ class RabbitMQBroker:
         sent = self._library.Message(
             message.data,
             headers=attributes(message),
-            message_id=broker_id if len(broker_id.encode()) <= 255 else None,
+            message_id=broker_id if len(broker_id.encode()) <= LONGEST_NAME else None,
             content_type=content_type if content_type.isascii() else None,
             delivery_mode=self._library.DeliveryMode.PERSISTENT,
         )
@@ -231,7 +237,7 @@ class RabbitMQSource:
             raise ConfigurationError("a source of RabbitMQ needs a queue: amqp://user:password@host/vhost?queue=orders")
         if type not in ("quorum", "classic"):
             raise ConfigurationError("the type of a queue is quorum or classic")
-        self._url = url
+        self._url = _checked(url)
         self._queue = queue
         self._type = type
         self._ordered = ordered
@@ -331,7 +337,7 @@ class RabbitMQSource:
             self._channel = channel
             queue = await channel.get_queue(self._queue, ensure=False)
             try:
-                await queue.consume(self._on_message, exclusive=exclusive)
+                await queue.consume(partial(self._on_message, channel), exclusive=exclusive)
             except self._library.exceptions.ChannelClosed as error:
                 self._channel = None
                 if "exclusive" not in str(error):
@@ -342,12 +348,14 @@ class RabbitMQSource:
         self._lost = True
         self._arrived.set()
 
-    async def _on_message(self, incoming: Any) -> None:
+    async def _on_message(self, channel: Any, incoming: Any) -> None:
+        if channel is not self._channel:
+            return  # it is being closed, and RabbitMQ delivers the message again
         headers: Mapping[str, Any] = incoming.headers
         starts = 1 + int(headers.get("x-delivery-count", 0)) if self.capabilities.counts_starts else 0
         texts = {"ce-id": incoming.message_id or "", "content-type": incoming.content_type or ""}
         texts |= {name: _text(text) for name, text in headers.items() if not _OWN_HEADERS.fullmatch(name)}
-        ticket = _Ticket(self._channel, incoming.delivery_tag)
+        ticket = _Ticket(channel, incoming.delivery_tag)
         message = read_message(texts, incoming.body, self._queue)
         self._buffer.append((ticket.tag, Delivery(message, starts, ticket)))
         self._arrived.set()
@@ -411,7 +419,7 @@ class RabbitMQSource:
                     arguments[name] = text if kind == "longstr" else text == "true" if kind == "bool" else int(text)
                 elif arguments.pop(name, None) is None:
                     break  # something else differs
-            except errors.ChannelClosed:  # this user may not declare it; whether it exists will be seen
+            except errors.ChannelClosed:  # this user may not declare it; consuming shows whether it exists
                 break
         return arguments
 
@@ -431,8 +439,44 @@ def _text(text: Any) -> str:
     return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
 
+def _checked(url: str) -> str:
+    """Return the URL if it names a server. Otherwise aio-pika would raise ValueError at each call."""
+    parts = parse_url(url)
+    try:
+        usable = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number, or too large
+        usable = False
+    if not usable:
+        raise ConfigurationError("the URL of RabbitMQ names a host, and a port from 1 to 65535: amqp://host:5672/vhost")
+    return url
+
+
 async def _connect(library: Any, url: str) -> Any:
-    return await library.connect(url, timeout=CONNECT_TIMEOUT, client_properties={"connection_name": "semel"})
+    return await library.connect(
+        url,
+        timeout=CONNECT_TIMEOUT,
+        client_properties={"connection_name": "semel"},
+        connection_class=_connection_class(library),
+    )
+
+
+@cache
+def _connection_class(library: Any) -> type[Any]:
+    """Return the library's class, with connections that are closed if they could not be opened.
+
+    The library closes such a connection when it is collected, and prints a warning if that happens in a thread without
+    an event loop.
+    """
+
+    class Connection(library.Connection):  # type: ignore[misc]
+        async def connect(self, timeout: Any = None) -> None:
+            try:
+                await super().connect(timeout)
+            except BaseException:
+                await self.close()
+                raise
+
+    return Connection
 
 
 def _describe_outage(error: BaseException) -> str:
@@ -459,7 +503,7 @@ def _is_open(channel: Any) -> bool:
 
 
 def _wire(connection: Any) -> Any:
-    """The connection of aiormq, the library below."""
+    """The connection of aiormq, the library on which aio-pika is built."""
     return connection.transport.connection
 
 

@@ -24,12 +24,12 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any, Final, Self, TypeAlias
 
-from semel.core.messaging.messages import Message, attributes, oversize, read_message
+from semel.core.messaging.messages import Message, attributes, read_message
 from semel.core.policy import Duration, seconds
 from semel.engine.background import BackgroundTask
 from semel.errors import BrokerUnavailable, ConfigurationError, SemelError
 from semel.messaging.brokers.options import flag, number, split_options
-from semel.messaging.brokers.waves import send_in_waves
+from semel.messaging.brokers.sending import LATE, send_in_waves, too_large
 from semel.messaging.ports import BrokerDown, Capabilities, Delivery, DestinationDown, Refused, Result, Sent, TryAgain
 from semel.stores.redis.aio_connection import AsyncServers
 from semel.stores.redis.commands import RedisCommand, Script
@@ -95,13 +95,11 @@ class RedisStreamsBroker:
             return Refused("the message has no destination, and the relay no default: put ?stream=… into its URL")
         if "data" in message.headers:
             return Refused("a header cannot be called data on Redis Streams, where that is the field of the data")
-        if size := oversize(message, self.capabilities.largest):
-            return Refused(f"the message has {size} bytes, and the most is {self.capabilities.largest}")
-        return None
+        return too_large(message, self.capabilities.largest)
 
     async def _send(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
         if monotonic() >= deadline:
-            return [TryAgain("not sent before the deadline")] * len(messages)
+            return [LATE] * len(messages)
         by_key: dict[str, list[int]] = {}
         for at, message in enumerate(messages):
             by_key.setdefault(self._key(message), []).append(at)
@@ -215,11 +213,11 @@ class RedisStreamsSource:
     def _forget(self) -> None:
         self._begun = False
         self._history: bytes | None = b"0-0"
-        """Up to which entry those were read that this consumer has not finished. None: all were."""
+        """The last entry that was read again, of those that this consumer has not finished. None: all were read."""
         self._in_hand: set[bytes] = set()
         """Entries that were delivered, and are neither acknowledged nor postponed."""
         self._lines: dict[str | bytes, list[_Waiting]] = {}
-        """For each message stream of which one is postponed: the entries that wait, and their ``starts``."""
+        """For each message stream with a postponed message: the entries that wait, and their ``starts``."""
         self._due: dict[str | bytes, float] = {}
         """When the first one of each line is to be delivered again."""
         self._claim_at = 0.0
@@ -445,23 +443,24 @@ class RedisStreamsSource:
             with contextlib.suppress(SemelError):
                 if self._ordered and monotonic() < self._reader_until:
                     await self._as_reader(self._takeover)
-                elif not self._ordered and self._in_hand:
-                    renew = (b"XCLAIM", self._stream, self._group, self._consumer, 0, *self._in_hand, b"JUSTID")
-                    await self._ask(*renew)
+                elif not self._ordered and (mine := self._known()):  # postponed ones as well
+                    await self._ask(b"XCLAIM", self._stream, self._group, self._consumer, 0, *mine, b"JUSTID")
 
     async def _ask(self, *parts: Any, script: Script | None = None, blocks: bool = False) -> Any:
         servers = self._blocking if blocks else self._servers
-        (reply,) = await servers.exchange(self._stream, [RedisCommand(parts, script)])
-        if isinstance(reply, SemelError):
-            raise reply
+        (reply,) = _checked(await servers.exchange(self._stream, [RedisCommand(parts, script)]))
         return reply
 
     async def _ask_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        replies = await self._servers.exchange(self._stream, [RedisCommand(parts) for parts in commands])
-        for reply in replies:
-            if isinstance(reply, SemelError):
-                raise reply
-        return replies
+        return _checked(await self._servers.exchange(self._stream, [RedisCommand(parts) for parts in commands]))
+
+
+def _checked(replies: list[Any]) -> list[Any]:
+    """Return the replies. Raises the first of them that is an error."""
+    for reply in replies:
+        if isinstance(reply, SemelError):
+            raise reply
+    return replies
 
 
 @cache
@@ -496,9 +495,8 @@ class _Servers:
         """Whether the reply to ``wait`` confirms the writes before it."""
         if isinstance(reply, SemelError):
             return False
-        if self.settings.wait_aof:
-            return bool(reply[0] >= 1 and reply[1] >= self.settings.wait_replicas)
-        return bool(reply >= self.settings.wait_replicas)
+        written, replicas = reply if self.settings.wait_aof else (1, reply)
+        return bool(written and replicas >= self.settings.wait_replicas)
 
     async def exchange(self, key: str, commands: Sequence[RedisCommand]) -> list[Any]:
         """Send the commands together to the server that has the key, and return the replies; errors are replies, too.

@@ -74,7 +74,7 @@ class SQSBroker(AWSBroker):
         try:
             return await self._client.call("send_message_batch", QueueUrl=url, Entries=entries)
         except aws_errors():
-            self._urls.forget(where)  # it may have been deleted, and made again
+            self._urls.forget(where)  # the queue may have been deleted, and created again
             raise
 
 
@@ -161,7 +161,7 @@ class SQSSource:
         handles = [delivery.handle for delivery in deliveries]
         with self._letting_go():
             failed = await self._for_each("delete_message_batch", handles)
-            # Some servers do not know a message any more that was acknowledged before.
+            # Some servers report an error for a message that was acknowledged before.
             reasons = [reason for handle, reason in failed.items() if handle in self._in_hand]
             for handle in handles:
                 self._in_hand.pop(handle, None)
@@ -177,13 +177,13 @@ class SQSSource:
     async def close(self) -> None:
         await self._keeping.stop(timeout=0)
         unfinished, self._in_hand = list(self._in_hand), {}
-        with contextlib.suppress(BrokerUnavailable):  # then they come again when their time is over
+        with contextlib.suppress(BrokerUnavailable):  # then they come again after their visibility timeout
             await self._for_each("change_message_visibility_batch", unfinished, VisibilityTimeout=0)
         self._client.close()
 
     @contextlib.contextmanager
     def _letting_go(self) -> Iterator[None]:
-        """After an error, the caller has let go of all that it had. It comes again when its time is over."""
+        """After an error, the caller has let go of all that it had. It comes again after its visibility timeout."""
         try:
             yield
         except BrokerUnavailable:
@@ -196,7 +196,7 @@ class SQSSource:
         return Delivery(read_message(headers, data, self._queue), starts, found["ReceiptHandle"])
 
     async def _keep_alive(self) -> None:
-        """Renew the time of what is being handled, so that handlers may take their time."""
+        """Renew the visibility timeout of what is being handled, however long a handler takes."""
         while True:
             await asyncio.sleep(self._visibility / 3)
             with contextlib.suppress(BrokerUnavailable):

@@ -19,15 +19,17 @@ import socket
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from urllib.parse import quote, urlsplit
 
-from semel.core.messaging.messages import Message, attributes, oversize
+from semel.core.messaging.messages import Message, attributes
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError
+from semel.messaging.brokers.sending import LATE, too_large
 from semel.messaging.ports import Capabilities, DestinationDown, Refused, Result, Sent, TryAgain
 from semel.stores.settings import require
 
@@ -40,6 +42,9 @@ LARGEST: Final = 1 << 20
 TIMEOUT: Final = 15.0
 CONNECT_TIMEOUT: Final = 5.0
 CONCURRENCY: Final = 20
+LARGEST_BODY: Final = 64 << 10
+BODY_TIMEOUT: Final = 0.5
+"""How much of a response's body is read, and for how many seconds."""
 LONGEST_PAUSE: Final = 24 * 3600.0
 """The longest ``Retry-After`` that is believed."""
 _LATER: Final = frozenset({408, 409, 423, 425, 429})
@@ -49,6 +54,8 @@ _RESERVED: Final = frozenset({
     "webhook-id", "webhook-signature", "webhook-timestamp",
 })  # fmt: skip
 _PLAIN: Final = re.compile("[ -~]*")
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+"""Gateways translate these addresses to the IPv4 address in their last four bytes."""
 
 Secrets: TypeAlias = str | Sequence[str]
 
@@ -125,10 +132,11 @@ class WebhookBroker:
         async with self._slots:
             left = min(self._timeout, deadline - monotonic())
             if left <= 0:
-                return TryAgain("not sent before the deadline")
+                return LATE
             try:
                 async with asyncio.timeout(left):
-                    return await self._post(message)
+                    response = await self._post(message)
+                return response if isinstance(response, (Refused, TryAgain)) else await self._finish(response)
             except (TimeoutError, self._httpx.ReadTimeout, self._httpx.WriteTimeout):
                 return TryAgain("the receiver did not answer in time")
             except (self._httpx.ConnectError, self._httpx.ConnectTimeout, OSError) as error:
@@ -138,11 +146,15 @@ class WebhookBroker:
             except (self._httpx.InvalidURL, ValueError) as error:
                 return Refused(f"the request cannot be made: {error}")
 
-    async def _post(self, message: Message) -> Result:
+    async def _post(self, message: Message) -> httpx.Response | Refused | TryAgain:
         if refused := self._refuses(message):
             return refused
         url, extensions = self._httpx.URL(message.destination or self._url), {}
-        headers = _headers(message, self._secrets(message))
+        try:
+            secrets = self._secrets(message)
+        except Exception as error:  # its text is not shown, because it may hold a secret
+            return TryAgain(f"the function that returns the secret raised {type(error).__name__}")
+        headers = _headers(message, secrets)
         if message.destination and not self._private:
             address = await _public_address(url.host, url.port or 443)
             if address is None:
@@ -154,16 +166,19 @@ class WebhookBroker:
             "POST", url, content=message.data, headers=headers, extensions=extensions,
             timeout=self._httpx.Timeout(self._timeout, connect=self._connect_timeout),
         )  # fmt: skip
-        response = await self._client.send(request, stream=True, follow_redirects=False)
+        return await self._client.send(request, stream=True, follow_redirects=False)
+
+    async def _finish(self, response: httpx.Response) -> Result:
+        """Return what the status means. The body is only read so that the connection can be used again."""
+        length = response.headers.get("content-length", "")
         try:
-            if (
-                response.headers.get("content-length", "").isdecimal()
-                and int(response.headers["content-length"]) < 65536
-            ):
-                await response.aread()  # then the connection can be used again
-            return _result(response.status_code, response.headers.get("retry-after"))
+            if length.isdecimal() and int(length) <= LARGEST_BODY:
+                with suppress(self._httpx.HTTPError, TimeoutError):
+                    async with asyncio.timeout(BODY_TIMEOUT):
+                        await response.aread()
         finally:
             await response.aclose()
+        return _result(response.status_code, response.headers.get("retry-after"))
 
     def _refuses(self, message: Message) -> Refused | None:
         if not message.destination and not self._url:
@@ -173,9 +188,7 @@ class WebhookBroker:
             return Refused(f"the destination {why}")
         if unfit := _RESERVED & message.headers.keys():
             return Refused(f"the header {min(unfit)!r} cannot be sent with a webhook")
-        if size := oversize(message, self.capabilities.largest):
-            return Refused(f"the message has {size} bytes, and the most is {self.capabilities.largest}")
-        return None
+        return too_large(message, self.capabilities.largest)
 
 
 def sign(secret: str, id: str, timestamp: int, data: bytes) -> str:
@@ -252,6 +265,8 @@ def _is_public(text: str) -> bool:
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
+        if address in _NAT64:
+            inner = IPv4Address(address.packed[-4:])
         if inner is not None:
             return _is_public(str(inner))
     return address.is_global and not address.is_multicast
@@ -266,7 +281,7 @@ def _checked(secret: Secrets | None) -> Secrets:
         except ValueError:
             usable = False
         if not usable:
-            raise ConfigurationError("a secret of webhooks is whsec_ and then 24 to 64 bytes in base64")
+            raise ConfigurationError("a secret of webhooks is whsec_ and then at least 16 bytes in base64")
     return each
 
 

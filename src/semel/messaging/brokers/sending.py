@@ -1,13 +1,20 @@
-"""The order of streams in a batch, for brokers that take the messages of a stream without waiting in between."""
+"""What adapters share when they publish: reasons why a message is not sent, and the order of streams in a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from semel.core.messaging.messages import Message, Refused, Result, Sent, TryAgain
+from semel.core.messaging.messages import Message, Refused, Result, Sent, TryAgain, oversize
 
 FOLLOWS: Final = TryAgain("an earlier message of its stream was not sent")
+LATE: Final = TryAgain("not sent before the deadline")
+
+
+def too_large(message: Message, largest: int) -> Refused | None:
+    """Refuse a message with more than ``largest`` bytes of data and headers."""
+    size = oversize(message, largest)
+    return Refused(f"the message has {size} bytes, and the most is {largest}") if size else None
 
 
 async def send_in_waves(
@@ -16,13 +23,13 @@ async def send_in_waves(
     refuse: Callable[[Message], Refused | None],
     send: Callable[[Sequence[Message]], Awaitable[Sequence[Result]]],
 ) -> list[Result]:
-    """Send messages so that none is sent after an earlier one of its stream that failed. Returns a result for each.
+    """Send a batch to a broker that pipelines, and return a result for each message.
 
-    A broker promises no order between two places. If a stream goes to a second one, the messages for the first one are
-    confirmed before.
+    No message is sent after an earlier one of its stream that failed. A broker keeps no order between two places: if a
+    stream goes to a second place, the messages for the first one are confirmed before.
 
-    :param place: the topic or queue of a message.
-    :param refuse: why a message cannot be sent, if that is known before.
+    :param place: returns the topic or queue of a message.
+    :param refuse: returns why a message cannot be sent, or None.
     :param send: sends messages. If one fails, all that follow it in its stream and place fail as well.
     """
     results: list[Result] = [FOLLOWS] * len(messages)

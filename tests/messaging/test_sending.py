@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from semel.core.messaging.messages import Message, Refused, Result, Sent, TryAgain
-from semel.messaging.brokers.waves import FOLLOWS, send_in_waves
+from semel.messaging.brokers.sending import FOLLOWS, send_in_waves
 
 
 def message(stream: str, sequence: int, destination: str = "one") -> Message:
