@@ -448,13 +448,45 @@ def test_after_a_redirect_the_next_call_has_its_own_key(make: Make, server: Serv
     assert len(set(server.keys)) == 3
 
 
-@pytest.mark.parametrize("name", sorted({*CLIENTS} - {"aiohttp"}))
-def test_a_call_to_where_another_was_redirected_has_its_own_key(name: str, server: Server) -> None:
+def test_a_call_to_where_another_was_redirected_has_its_own_key(make: Make, server: Server) -> None:
     server.script = [http(307, Location="/moved"), OK]
-    with closing(CLIENTS[name]()) as client:
-        client.send("POST", f"{server.url}/payments", b"{}", follow=False)
-        client.send("POST", f"{server.url}/moved", b"{}")
+    client = make()
+    client.send("POST", f"{server.url}/payments", b"{}", follow=False)
+    client.send("POST", f"{server.url}/moved", b"{}")
     assert len(set(server.keys)) == 2
+
+
+@pytest.mark.parametrize("total", [None, 30.0])
+@pytest.mark.parametrize("limits", [{"allow_redirects": False}, {"max_redirects": 1}], ids=["not followed", "too many"])
+def test_in_one_task_aiohttp_leaves_no_key_to_the_next_call(server: Server, limits: Any, total: float | None) -> None:
+    """aiohttp copies no key when it follows a redirect, so the middleware must know the call by another sign."""
+    server.script = [http(307, Location="/moved"), OK, http(307, Location="/moved"), OK]
+
+    async def calls() -> list[Receipt]:
+        middleware = IdempotencyClientMiddleware(retry=QUICK)
+        timeout = aiohttp.ClientTimeout(total=total)
+        async with aiohttp.ClientSession(middlewares=[middleware], timeout=timeout) as session:
+            with suppress(aiohttp.TooManyRedirects):
+                await session.post(f"{server.url}/payments", data=b"{}", **limits)
+            other = await session.post(f"{server.url}/moved", data=b"{}")
+            followed = await session.post(f"{server.url}/payments", data=b"{}")
+            return [vars(response)["idempotency"] for response in (other, followed)]
+
+    other, followed = asyncio.run(calls())
+    assert [seen.path for seen in server.seen] == ["/payments", "/moved", "/payments", "/moved"]
+    assert server.keys[1:] == [other.key, followed.key, followed.key]
+    assert len(set(server.keys)) == 3
+
+
+def test_in_one_task_aiohttp_reads_another_page_than_a_redirect_named(server: Server) -> None:
+    server.script = [http(303, Location="/payments/7"), OK]
+
+    async def calls() -> Any:
+        async with aiohttp.ClientSession(middlewares=[IdempotencyClientMiddleware(retry=QUICK)]) as session:
+            await session.post(f"{server.url}/payments", data=b"{}", allow_redirects=False)
+            return await session.get(f"{server.url}/payments/7")
+
+    assert "idempotency" not in vars(asyncio.run(calls()))
 
 
 def test_a_page_that_shows_the_result_gets_no_key(make: Make, server: Server, other: Server) -> None:

@@ -73,7 +73,8 @@ class IdempotencyClientMiddleware:
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         core, headers = self._core, request.headers
-        intent = core.settings.intent(request.method, str(request.url), headers, copies_key=False)
+        # aiohttp follows a redirect without the key. Its timer is made for each call, and shared by its redirects.
+        intent = core.settings.intent(request.method, str(request.url), headers, call=request._timer)
         if intent is None:
             return await handler(request)
         if request.body:

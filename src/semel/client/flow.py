@@ -134,6 +134,8 @@ class Intent:
     """The same call as the operation that makes it knows it."""
     settled: Receipt | None = None
     """The outcome, if the server has answered and only sends the caller on to read the result."""
+    call: object = None
+    """See ``Settings.intent``."""
     handled: BaseException | None = field(default_factory=sys.exception)
     """The error that the caller is handling. Python makes it the context of all errors of this call."""
 
@@ -152,6 +154,7 @@ class _Redirect(NamedTuple):
     adds: Mapping[str, str]
     outgoing: OutgoingCall | None
     receipt: Receipt
+    call: object
 
 
 _redirect: ContextVar[_Redirect | None] = ContextVar("semel_client_redirect", default=None)
@@ -195,11 +198,12 @@ class Settings:
         object.__setattr__(self, "hosts", check_hosts(self.hosts))
         object.__setattr__(self, "hook", call_hooks(hooks_of(self.on_event), "semel.client"))
 
-    def intent(self, method: str, url: str, headers: Mapping[str, Any], *, copies_key: bool = True) -> Intent | None:
+    def intent(self, method: str, url: str, headers: Mapping[str, Any], *, call: object = None) -> Intent | None:
         """Return the intent of a request, or None if it is sent as it is.
 
         :param headers: found by any spelling of their names. They may hold a key already.
-        :param copies_key: whether the HTTP library copies the key when it follows a redirect.
+        :param call: None if the HTTP library copies the key when it follows a redirect. Otherwise an object of the
+            library that all requests of one call share, and those of no other call.
         """
         present = headers.get(self.header)
         if isinstance(present, bytes):  # requests takes both
@@ -207,12 +211,12 @@ class Settings:
         redirect = _redirect.get()
         if redirect is not None:
             _redirect.set(None)
-            if _follows(redirect, method, url, present, copies_key):
+            if _follows(redirect, method, url, present, call):
                 return _redirected(redirect, method, url)
         if present is None and method not in self.methods:
             return None
         value = present or header_value(normalize_key(self.new_key()), self.quote_keys)
-        return Intent(method, url, value, {self.header: value}, resumed=resuming.get(), fresh=True)
+        return Intent(method, url, value, {self.header: value}, resumed=resuming.get(), fresh=True, call=call)
 
     def complete(self, intent: Intent, headers: MutableMapping[str, Any]) -> None:
         """Put the headers of the intent into the request. Call it when the intent has its body.
@@ -236,11 +240,11 @@ class Settings:
         intent.headers = headers
 
 
-def _follows(redirect: _Redirect, method: str, url: str, key: str | None, copies_key: bool) -> bool:
+def _follows(redirect: _Redirect, method: str, url: str, key: str | None, call: object) -> bool:
     """Whether the request is what an HTTP library makes of a redirect. Most libraries copy the headers, aiohttp not."""
-    if origin_of(url) != origin_of(redirect.target):
+    if call is not redirect.call or origin_of(url) != origin_of(redirect.target):
         return False
-    if key is not None or (copies_key and redirect.adds):  # without the key, it is another call to this address
+    if key is not None or (call is None and redirect.adds):  # without the key, it is another call to this address
         return key == redirect.value
     return method in (redirect.method, "GET") and _comparable(url) == _comparable(redirect.target)
 
@@ -249,13 +253,14 @@ def _redirected(redirect: _Redirect, method: str, url: str) -> Intent:
     """The intent of a request that follows a redirect."""
     receipt, adds = redirect.receipt, redirect.adds
     if method != redirect.method:  # it only reads the result
-        return Intent(method, url, redirect.value, {}, adds.keys(), settled=receipt)
+        return Intent(method, url, redirect.value, {}, adds.keys(), settled=receipt, call=redirect.call)
     doubt = receipt.outcome == "unknown"
     # The same host by https is no other server.
     if origin_of(url) in (redirect.origin, redirect.origin.replace("http://", "https://", 1)):
         return Intent(
-            method, url, redirect.value, adds, resumed=resuming.get(), doubt=doubt, outgoing=redirect.outgoing
-        )
+            method, url, redirect.value, adds, resumed=resuming.get(), doubt=doubt, outgoing=redirect.outgoing,
+            call=redirect.call,
+        )  # fmt: skip
     if doubt:
         raise NoAnswer(
             f"the request with the key {receipt.key!r} was redirected to another server, {origin_of(url)}, after an "
@@ -264,7 +269,7 @@ def _redirected(redirect: _Redirect, method: str, url: str) -> Intent:
             attempts=receipt.attempts,
         )
     log.warning("%s %s: redirected to another server, so it is sent once and without its key", method, url)
-    return Intent(method, url, redirect.value, {}, adds.keys())
+    return Intent(method, url, redirect.value, {}, adds.keys(), call=redirect.call)
 
 
 def _comparable(url: str) -> str:
@@ -379,8 +384,11 @@ def _remember_redirect(intent: Intent, answer: Answer, receipt: Receipt) -> None
     if location:
         target = urljoin(intent.url, location)
         _redirect.set(
-            _Redirect(target, origin_of(intent.url), intent.method, intent.value, intent.adds, intent.outgoing, receipt)
-        )
+            _Redirect(
+                target, origin_of(intent.url), intent.method, intent.value, intent.adds, intent.outgoing, receipt,
+                intent.call,
+            )
+        )  # fmt: skip
 
 
 def failure(kind: type[NoAnswer], receipt: Receipt, lost: Lost) -> Exception:
