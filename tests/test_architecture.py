@@ -418,6 +418,19 @@ def test_modules_are_short_and_say_what_they_are_for() -> None:
     report(violations)
 
 
+def test_one_place_decides_whether_a_store_is_sync_or_async() -> None:
+    """Otherwise a store may be sync to its guard and async to its outbox."""
+    places = [
+        module
+        for module, _, _, tree in parsed()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith("iscoroutinefunction")
+        and ast.unparse(node.args[0]).endswith((".execute", ".execute_many"))
+    ]
+    assert places == ["semel.engine.ports"]
+
+
 def test_a_class_name_means_one_thing() -> None:
     places: dict[str, list[str]] = {}
     for _, _, path, tree in parsed():

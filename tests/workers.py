@@ -14,6 +14,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -28,6 +29,8 @@ from _pytest.config import create_terminal_writer
 from tests.servers.kinds import costly_kind
 
 FORK = multiprocessing.get_context("fork")
+INTERRUPT_EVERY = 15.0
+"""Seconds that a worker has to stop its servers, before it is interrupted again."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -130,14 +133,26 @@ def run_in_workers(session: pytest.Session, count: int) -> None:
             if session.shouldfail:
                 raise session.Failed(session.shouldfail)
     except Exception:
-        for worker in workers.values():
-            os.kill(worker.process.pid or 0, signal.SIGINT)
+        interrupt(workers.values())
         raise
     finally:
         # A worker that is still in a test ends after it, because it cannot report it any more.
         for worker in workers.values():
             worker.connection.close()
             worker.process.join()
+
+
+def interrupt(workers: Iterable[Worker]) -> None:
+    """End the workers. One that has just been forked may lose the signal: Python ignores what is raised in functions
+    that it calls after a fork."""
+    left = list(workers)
+    while left:
+        for worker in left:
+            os.kill(worker.process.pid or 0, signal.SIGINT)
+        end = time.monotonic() + INTERRUPT_EVERY
+        for worker in left:
+            worker.process.join(max(0.0, end - time.monotonic()))
+        left = [worker for worker in left if worker.process.exitcode is None]
 
 
 def log_report(session: pytest.Session, worker: Worker, content: dict[str, Any]) -> None:
@@ -177,6 +192,8 @@ class Reporter:
 def work_in_child(session: pytest.Session, connection: Connection, parents: Iterable[Connection]) -> None:
     for each in parents:  # a pipe that is open here would not end for the others when the parent closes it
         each.close()
+    # A shell starts what it runs in the background with this signal ignored, and its children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config = session.config
     plugins = config.pluginmanager
     # What the parent has opened belongs to the parent: the terminal, and the files that output is captured in.
