@@ -35,6 +35,12 @@ from tests.messaging.sources import ListSource
 
 pytestmark = pytest.mark.timeout(60)
 OpenDesk = Callable[[str], Desk]
+OPEN_TRANSACTIONS = {
+    "postgres": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND application_name = 'semel' AND xact_start IS NOT NULL",
+    "mysql": "SELECT count(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p "
+    "ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE() AND p.id <> CONNECTION_ID()",
+}
 
 
 @pytest.fixture(params=marked(*DIALECTS))
@@ -76,6 +82,18 @@ def test_it_sends_what_is_there_and_deletes_it(kind: str, open_desk: OpenDesk) -
     message = broker.taken[4]
     assert (message.stream, message.sequence, message.destination, message.headers) == ("s1", 2, "orders", {"a": "1"})
     assert abs(message.time - time.time()) < 60
+
+
+@pytest.mark.parametrize("kind", marked("postgres", "mysql"))
+def test_no_transaction_is_open_while_messages_are_sent(kind: str, open_desk: OpenDesk) -> None:
+    """It would occupy a connection for as long as a slow broker takes, and keep PostgreSQL from vacuuming."""
+    desk = open_desk(kind)
+    fill(desk, 3)
+    broker = RecordingBroker()
+    seen: list[int] = []
+    broker.before = lambda: seen.append(desk.sql(OPEN_TRANSACTIONS[kind])[0][0])
+    assert drain(desk, broker).sent == 3
+    assert seen == [0]
 
 
 def test_failures_are_settled_in_the_database(desk: Desk) -> None:

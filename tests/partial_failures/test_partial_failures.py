@@ -20,6 +20,7 @@ from semel.errors import (
     TransactionConflict,
 )
 from semel.stores.urls import KINDS
+from tests.messaging.pitfalls import PITFALLS
 from tests.partial_failures.by_store import BY_STORE, EVERYWHERE, STORES
 from tests.partial_failures.nursery import Nursery
 from tests.partial_failures.table import CELLS, Cell, First, Mode, Moment, Retry
@@ -180,9 +181,20 @@ def test_the_claims_about_stores_are_complete_and_their_proofs_exist() -> None:
     assert {kind.name for kind in KINDS} | {"Redis Cluster"} == names
     assert [failure for failure, claims in BY_STORE.items() if tuple(claims) != STORES] == []
     claims = [*EVERYWHERE.values(), *(claim for by_store in BY_STORE.values() for claim in by_store.values())]
-    proofs = {claim.proof.partition("::")[::2] for claim in claims if claim.proof}
+    assert missing({claim.proof for claim in claims if claim.proof}) == []
+
+
+def test_the_proofs_about_messages_exist() -> None:
+    pitfalls = [pitfall for part in PITFALLS.values() for pitfall in part.values()]
+    assert [pitfall for pitfall in pitfalls if not pitfall.proofs] == []
+    assert missing({proof for pitfall in pitfalls for proof in pitfall.proofs}) == []
+
+
+def missing(proofs: set[str]) -> list[str]:
+    """Those of the tests, named ``file::test``, that do not exist."""
     tests = Path(__file__).parents[1]
-    assert [(file, name) for file, name in proofs if f"def {name}(" not in (tests / file).read_text("utf-8")] == []
+    places = {proof: proof.partition("::")[::2] for proof in proofs}
+    return [proof for proof, (file, name) in places.items() if f"def {name}(" not in (tests / file).read_text("utf-8")]
 
 
 def test_whoever_loses_an_effect_or_doubles_one_is_known() -> None:

@@ -565,6 +565,15 @@ def store_failures() -> str:
     return "\n\n".join(parts)
 
 
+def message_pitfalls() -> str:
+    table = runpy.run_path(str(ROOT / "tests" / "messaging" / "pitfalls.py"))  # names the tests of each row
+    parts = []
+    for name, pitfalls in table["PITFALLS"].items():
+        rows = [f"| {mistake} | {p.effect} | {p.instead} |" for mistake, p in pitfalls.items()]
+        parts.append(f"## {name}\n\n{_table('the mistake | what happens | what Semel does', rows)}")
+    return "\n\n".join(parts)
+
+
 def schema(dialect: str) -> str:
     folder = ROOT / "src" / "semel" / "sql" / "schema" / dialect
     parts = [
@@ -687,6 +696,7 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "public-names": public_table,
     "partial-failures": partial_failures,
     "store-failures": store_failures,
+    "message-pitfalls": message_pitfalls,
     "schema-postgres": lambda: schema("postgres"),
     "schema-mysql": lambda: schema("mysql"),
     "schema-sqlite": lambda: schema("sqlite"),
