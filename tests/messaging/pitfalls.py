@@ -73,8 +73,8 @@ SENDING: Final = {
     "A lease is trusted to stop a relay that was paused": Pitfall(
         "The relay wakes up and publishes a batch that its successor has sent already.",
         "A relay publishes only in the first two thirds of its lease, and cannot settle after it. Each message carries "
-        "its sequence in the stream, so that a consumer can drop what goes backwards. [Leases](relays.md#leases) explains "
-        "why Kafka's transactional ids are not used.",
+        "its sequence in the stream, so that a consumer can drop what goes backwards. [Leases](relays.md#leases) "
+        "explains why Kafka's transactional ids are not used.",
         (
             "messaging/test_ordering.py::test_what_a_paused_relay_settles_late_changes_nothing",
             "messaging/test_relay_processes.py::test_stopped_for_longer_than_its_lease",
@@ -106,8 +106,8 @@ SENDING: Final = {
     ),
     "A replication slot is left to itself": Pitfall(
         "PostgreSQL keeps its log for a relay that does not run, and fills the disk.",
-        "Relays, `semel outbox` and metrics show how much the database retains, and a relay warns. The mode can be "
-        "changed at any time; messages that were not sent move to the queue.",
+        "The relay warns, and `semel outbox`, a gauge and an alert show what the database retains, also while no relay "
+        "runs. The mode can be changed at any time; messages that were not sent move to the queue.",
         (
             "messaging/test_log.py::test_what_the_database_keeps_is_watched",
             "messaging/test_log.py::test_switching_keeps_messages_and_their_order",

@@ -31,6 +31,7 @@ from semel.core.messaging.messages import (
 from semel.errors import ConfigurationError, SemelError
 from semel.messaging import AsyncOutbox, Outbox, Relay
 from semel.observe import events
+from semel.observe.store_state import StoreWatch, gauges
 from semel.sql.outbox_log import LOG_PROGRAMS, QUERIES
 from tests.messaging.desks import Desk, marked
 from tests.messaging.recording_broker import RecordingBroker
@@ -683,6 +684,8 @@ def test_what_the_database_keeps_is_watched(log: LogDesk, monkeypatch: pytest.Mo
     happened: list[events.Event] = []
     log.add("one")
     assert log.desk.execute(InspectOutbox(1)).retained > 0
+    retained = {name: values for name, _, values in gauges(StoreWatch(log.desk.store).look())}
+    assert retained["semel_outbox_retained_bytes"][()] > 0  # also while no relay runs that could warn
     monkeypatch.setattr(relaying, "MOST_RETAINED", 1)
     Relay(log.desk.store, RecordingBroker(), on_event=happened.append).drain()
     assert [event.retained > 1 for event in happened if isinstance(event, events.SlotLag)] == [True]

@@ -62,6 +62,7 @@ def test_what_the_gauges_say(store: SQLiteStore, tmp_path: Path) -> None:
         assert value("semel_outbox_messages", destination="payments") == 3
         assert value("semel_outbox_failing_messages", destination="payments") == 0
         assert value("semel_outbox_oldest_seconds", destination="payments") >= 0  # type: ignore[operator]
+        assert value("semel_outbox_retained_bytes") == 0
         assert value("semel_relays") == 0
         assert value("semel_dead_letters") == 0
 

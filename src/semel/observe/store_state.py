@@ -186,6 +186,7 @@ GAUGES: Final = {
     "semel_outbox_messages": "Messages in the outbox, of the oldest 100,000.",
     "semel_outbox_failing_messages": "Messages in the outbox that could not be sent yet.",
     "semel_outbox_oldest_seconds": "Seconds since the oldest message was added.",
+    "semel_outbox_retained_bytes": "Bytes of its own log that the database keeps for the outbox in mode wal.",
     "semel_relays": "Relays that live.",
     "semel_dead_letters": "Messages that were given up.",
 }
@@ -214,6 +215,7 @@ def gauges(state: StoreState | None) -> Iterator[Gauge]:
         yield "semel_outbox_messages", labels, {label: each.messages for label, each in depths.items()}
         yield "semel_outbox_failing_messages", labels, {label: each.failing for label, each in depths.items()}
         yield "semel_outbox_oldest_seconds", labels, {label: each.oldest for label, each in depths.items()}
+        yield "semel_outbox_retained_bytes", (), {(): float(state.outbox.retained or 0)}
         yield "semel_relays", (), {(): float(state.outbox.relays)}
     if state.dead_letters is not None:
         yield "semel_dead_letters", (), {(): float(state.dead_letters)}
