@@ -137,6 +137,35 @@ def test_a_redrive_of_the_last_letter_frees_a_stream_that_the_relay_has_parked(d
     assert desk.state()["hold"] == {}
 
 
+@pytest.mark.parametrize("stream", ["", "o-7"])
+def test_a_message_that_is_redriven_before_the_relay_has_settled_it_is_sent_again(desk: Desk, stream: str) -> None:
+    """A consumer may give up a message at once, while the relay still waits for others of its batch. The relay deletes
+    what it has sent, and must not take along what came back."""
+    letters = Letters(desk)
+    desk.add("m-1", stream, sequence=len(stream))
+    desk.execute(JoinRelays(RELAY, 60.0))
+    (sent,) = desk.execute(StartMessages(RELAY, 10, 60.0))
+    bury(desk, letter("m-1", stream, len(stream)))
+    assert letters.redrive() == 1
+    assert desk.execute(SettleMessages(RELAY, (sent.position,), (), ()))
+    (again,) = desk.execute(StartMessages(RELAY, 10, 60.0))
+    assert (again.id, again.broker_id, again.starts) == ("m-1", "m-1:1", 0)
+    assert letters.count() == 0
+
+
+def test_no_redrive_has_the_id_of_an_earlier_one(desk: Desk) -> None:
+    """The broker would take it for a repeat, and swallow it."""
+    letters = Letters(desk)
+    for consumer, redrives in (("ledger", 0), ("mail", 2), ("mail", 1)):  # the last is a delivery that comes late
+        bury(desk, letter("m-1", redrives=redrives), consumer)
+    assert letters.redrive() == 2
+    desk.execute(JoinRelays(RELAY, 60.0))
+    assert [one.broker_id for one in desk.execute(StartMessages(RELAY, 10, 60.0))] == ["m-1:3"]
+    bury(desk, letter("m-1"), "ledger")
+    assert letters.redrive() == 1
+    assert [one.broker_id for one in desk.execute(StartMessages(RELAY, 10, 60.0))] == ["m-1:4"]
+
+
 @pytest.mark.parametrize("desk", marked(*DIALECTS), indirect=True)
 @pytest.mark.parametrize("stream", ["", "o-7"])
 def test_a_message_that_is_in_the_outbox_twice_dies_once(desk: Desk, stream: str) -> None:

@@ -273,16 +273,16 @@ def _redrive(op: RedriveLetters, tables: _Tables) -> Program[int]:
         if not letters:
             return 0
         streams = _rows("stream", sorted({row[2] for row in letters} - {""}))
-        back = letters
         if streams:
             if tables.dialect != "sqlite":  # it has one writer
                 yield from tables.ask("lock_streams", streams)
             if tables.dialect == "postgresql":
                 yield from tables.ask("lock_cursor")
             yield from tables.ask("stage", streams)
-            if tables.dialect != "postgresql":
-                yield from tables.ask("delete_staged", streams)
-            back = [*letters, *(yield from tables.ask("staged"))]
+        yield from tables.ask("stage_copies", _rows("id", sorted({row[1] for row in letters})))
+        if tables.dialect != "postgresql":
+            yield from tables.ask("delete_staged")
+        back = [*letters, *(yield from tables.ask("staged"))]
         lanes = [{"position": row[0], "lane": lane_of(row[2], row[1])} for row in back]
         yield from tables.ask("return_letters", lanes)
         yield from tables.ask("delete_letters", _rows("position", (row[0] for row in back)))

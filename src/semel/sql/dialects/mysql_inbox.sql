@@ -59,6 +59,7 @@ DELETE FROM semel_inbox WHERE received < {{now}} - INTERVAL :keep MICROSECOND OR
 DELETE FROM semel_inbox_start WHERE last < {{now}} - INTERVAL :keep MICROSECOND
 
 -- name: bury (writes)
+-- A delivery from before a redrive may come late, so the number of redrives does not fall.
 INSERT INTO semel_dead_letter (
     origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
     content_type, headers, data
@@ -68,7 +69,7 @@ INSERT INTO semel_dead_letter (
     :type, :source, :destination, :stream, :subject, :content_type, :headers, :data
 )
 ON DUPLICATE KEY UPDATE
-    died = VALUES(died), reason = VALUES(reason), starts = VALUES(starts), redrives = VALUES(redrives)
+    died = VALUES(died), reason = VALUES(reason), starts = VALUES(starts), redrives = GREATEST(redrives, VALUES(redrives))
 
 -- name: park (writes)
 -- A stream that is parked has the sequence of its first dead letter, as a negative number. It is not parked if it is
@@ -103,19 +104,29 @@ ORDER BY stream, sequence, position LIMIT :most FOR UPDATE
 -- Whoever adds a message to these streams has committed it by now, or waits until the end of this transaction.
 SELECT name FROM semel_stream WHERE name IN ([[:stream]]) ORDER BY name FOR UPDATE
 
--- name: stage (writes)
--- The messages of these streams that are in the outbox are to be sent after those that come back. So they leave it for a
--- moment, and come back with them.
-INSERT INTO semel_dead_letter (
+-- name: stage_outbox (reads)
+-- A part of the next two.
+INSERT IGNORE INTO semel_dead_letter (
     origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
     content_type, headers, data
 )
 SELECT '~', due, '', sequence, created, starts, redrives, id, type, source, destination, stream, subject, content_type,
        headers, data
-FROM semel_outbox WHERE stream IN ([[:stream]])
+FROM semel_outbox
+
+-- name: stage (writes)
+-- The messages of these streams that are in the outbox are to be sent after those that come back. So they leave it for a
+-- moment, and come back with them.
+{{stage_outbox}} WHERE stream IN ([[:stream]])
+
+-- name: stage_copies (writes)
+-- The same for the messages that come back, if they are in the outbox as well. A relay may have sent such a row, and then
+-- deletes it. What comes back must not go with it, so it gets a new row, and an id that is new to the broker.
+{{stage_outbox}} WHERE id IN ([[:id]])
 
 -- name: delete_staged (writes)
-DELETE FROM semel_outbox WHERE stream IN ([[:stream]])
+-- Only these: the stream may be new here, and somebody adds its first message just now.
+DELETE o FROM semel_dead_letter d STRAIGHT_JOIN semel_outbox o ON o.id = d.id WHERE d.origin = '~'
 
 -- name: staged (writes)
 SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE origin = '~' FOR UPDATE
@@ -126,9 +137,10 @@ INSERT IGNORE INTO semel_outbox (
     headers, data
 )
 SELECT sequence, IF(origin = '~', died, {{now}}), created, CASE position [[WHEN :position THEN :lane]] END,
-       IF(origin = '~', starts, 0), redrives + (origin <> '~'), id, type, source, destination, stream, subject,
-       content_type, headers, data
-FROM semel_dead_letter WHERE position IN ([[:position]]) ORDER BY stream, sequence, position
+       IF(origin = '~', starts, 0), MAX(redrives) OVER same + MAX(origin <> '~') OVER same, id, type, source,
+       destination, stream, subject, content_type, headers, data
+FROM semel_dead_letter WHERE position IN ([[:position]]) WINDOW same AS (PARTITION BY id)
+ORDER BY stream, sequence, position
 
 -- name: delete_letters (writes)
 DELETE FROM semel_dead_letter WHERE position IN ([[:position]])
