@@ -23,6 +23,8 @@ from semel.core.messaging.messages import (
     Message,
     SeeMessages,
     StartMessages,
+    attributes,
+    read_message,
 )
 from semel.errors import ConfigurationError, PolicyError
 from semel.messaging import AsyncDeadLetters, AsyncInbox, AsyncRelay, DeadLetters, Inbox, Relay
@@ -233,6 +235,19 @@ def test_a_handler_that_raises_after_it_has_written_is_rolled_back_and_retried(b
     assert books.consume(ListSource(books.redrive())).applied == 1
     assert sorted(books.applied) == ["m-1", "m-2", "m-3"]
     assert books.dead == []
+
+
+def test_a_time_that_no_calendar_has_neither_blocks_the_consumer_nor_the_relay(books: Books) -> None:
+    times = ["9999-12-31T23:59:59-12:00", "9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00+12:00", "0001-01-01"]
+    messages = [
+        read_message({"ce-id": f"m-{at}", "ce-type": "paid", "ce-time": time}, b"{}", "orders")
+        for at, time in enumerate(times)
+    ]
+    books.fails = dict.fromkeys([one.id for one in messages], 1)
+    assert books.consume(ListSource(messages), tries=1).dead == len(times)
+    again = books.redrive()
+    assert sorted(attributes(one)["ce-id"] for one in again) == [one.id for one in messages]
+    assert books.consume(ListSource(again)).applied == len(times)
 
 
 def test_a_stream_is_applied_in_order_and_parked_with_its_poison(books: Books) -> None:

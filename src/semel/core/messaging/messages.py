@@ -230,10 +230,14 @@ def _number(text: str) -> int:
 
 
 def _timestamp(text: str) -> float:
-    try:
-        return datetime.fromisoformat(text).timestamp() if text else 0.0
-    except (ValueError, OverflowError):
+    if not text:
         return 0.0
+    try:
+        time = datetime.fromisoformat(text).timestamp()
+        datetime.fromtimestamp(time, UTC)  # a time zone, or rounding, may move it out of the years 1 to 9999
+    except (ValueError, OverflowError, OSError):
+        return 0.0
+    return time
 
 
 # The outbox
