@@ -655,6 +655,28 @@ def test_a_handler_that_breaks_its_connection_is_judged_by_its_own_error(on_sqli
     assert books.dead == [("m-1", "Refused('m-1')", 2)]
 
 
+@pytest.mark.postgres
+@pytest.mark.server
+def test_a_handler_that_goes_on_in_a_failed_transaction_does_not_hold_up_other_messages(
+    open_desk: Callable[[str], Desk],
+) -> None:
+    """Its outbox reports an error of the store then, but the database is not down."""
+    books = open_books(open_desk("postgres"))
+    outbox = Outbox(books.desk.store)
+
+    @Inbox(books.desk.store).handler("ledger", connect=books.connect, tries=2, pause=0.001)
+    def apply(message: Message, connection: Any) -> None:
+        if message.id == "m-1":
+            with contextlib.suppress(Exception):
+                connection.execute("SELECT 1 / 0")
+        outbox.add(connection, "booked", {"of": message.id})
+
+    report = apply.drain(ListSource([message("m-1"), message("m-2")]), idle=0)
+    assert (report.applied, report.failed, report.dead) == (1, 1, 1)
+    assert [row[0] for row in books.dead] == ["m-1"]
+    assert "transaction is aborted" in books.dead[0][1]
+
+
 @pytest.mark.parametrize("guarded", [False, True])
 def test_a_cancellation_that_escapes_from_another_task_is_an_error_of_the_handler(
     open_desk: Callable[[str], Desk], guarded: bool
