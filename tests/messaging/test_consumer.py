@@ -294,6 +294,21 @@ def test_a_stream_is_parked_again_at_an_earlier_message(books: Books) -> None:
     assert books.dead == []
 
 
+def test_a_stream_is_not_parked_at_a_message_that_was_applied_while_a_later_one_is_dead(books: Books) -> None:
+    """A redrive of such a message is a repeat, so nothing would free the stream."""
+    books.fails = {"m-1": 9}
+    books.consume(ListSource(stream_of(1, 4)), ordered=True, tries=2)
+    books.desk.sql("DELETE FROM semel_dead_letter WHERE id IN ('m-1', 'm-2', 'm-3')")  # as a redrive with a limit
+    books.fails = {}
+    books.consume(ListSource(stream_of(1, 2)), ordered=True)
+    books.desk.execute(BuryMessage("ledger", stream_of(2, 2)[0], "late", 10, park=True))  # by a process that is late
+    again = books.redrive()
+    assert [one.id for one in again] == ["m-2", "m-4"]
+    books.consume(ListSource([again[0], *stream_of(3, 3), again[1], *stream_of(5, 5)]), ordered=True)
+    assert books.applied == ["m-1", "m-2", "m-3", "m-4", "m-5"]
+    assert books.dead == []
+
+
 def test_after_a_failure_the_later_messages_of_the_stream_wait(books: Books) -> None:
     books.fails = {"m-1": 2}
     report = books.consume(ListSource([*stream_of(1, 3), message("x-1", "o-8", 1)]), ordered=True)

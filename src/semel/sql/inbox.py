@@ -234,9 +234,13 @@ def _bury(op: BuryMessage, tables: _Tables) -> Program[None]:
             content_type=message.content_type, headers=json.dumps(dict(message.headers), ensure_ascii=False),
             data=message.data,
         )  # fmt: skip
-        if op.park:
-            names = {"consumer": op.consumer, "stream": message.stream}
-            yield from tables.ask("park", **names, sequence=message.sequence)
+        if not op.park:
+            return
+        # Another process may have applied the message. Then a redrive is a repeat, and nothing would free the stream.
+        # Lock it before the look: whoever applies a message has the lock until the commit.
+        yield from lock_streams(tables.dialect, op.consumer, (message.stream,))
+        if not (yield from tables.ask("applied", consumer=op.consumer, id=message.id)):
+            yield from tables.ask("park", consumer=op.consumer, stream=message.stream, sequence=message.sequence)
 
     return (yield from tables.transaction(write()) if op.park else write())
 

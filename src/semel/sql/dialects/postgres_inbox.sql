@@ -77,6 +77,9 @@ ON CONFLICT (origin, id) DO UPDATE SET
     died = excluded.died, reason = excluded.reason, starts = excluded.starts,
     redrives = greatest(d.redrives, excluded.redrives)
 
+-- name: applied (reads)
+SELECT 1 FROM semel_inbox WHERE consumer = :consumer::text AND id = :id::text
+
 -- name: park (writes)
 -- A stream that is parked has the sequence of its first dead letter, as a negative number. It is not parked if it is
 -- behind this message already: another process had the message delivered again, and applied it.

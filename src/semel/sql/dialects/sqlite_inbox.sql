@@ -71,6 +71,9 @@ INSERT INTO semel_dead_letter (
 ON CONFLICT (origin, id) DO UPDATE SET
     died = excluded.died, reason = excluded.reason, starts = excluded.starts, redrives = max(redrives, excluded.redrives)
 
+-- name: applied (reads)
+SELECT 1 FROM semel_inbox WHERE consumer = :consumer AND id = :id
+
 -- name: park (writes)
 -- A stream that is parked has the sequence of its first dead letter, as a negative number. It is not parked if it is
 -- behind this message already: another process had the message delivered again, and applied it.
