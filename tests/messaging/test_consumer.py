@@ -309,6 +309,31 @@ def test_a_stream_is_not_parked_at_a_message_that_was_applied_while_a_later_one_
     assert books.dead == []
 
 
+def test_a_message_that_is_given_up_while_its_stream_is_freed_is_not_skipped(on_sqlite: Books) -> None:
+    books, letters = on_sqlite, DeadLetters(on_sqlite.desk.store)
+    books.fails = {"m-1": 9}
+    books.consume(ListSource(stream_of(1, 1)), ordered=True, tries=1)
+    purged = 0
+
+    @contextlib.contextmanager
+    def connect() -> Iterator[Any]:
+        nonlocal purged
+        with contextlib.closing(sqlite3.connect(books.desk.url)) as connection:
+            yield connection
+        purged += letters.purge()  # the consumer has just found that the stream is parked
+
+    @Inbox(books.desk.store).handler("ledger", connect=connect, ordered=True)
+    def apply(message: Message, connection: Any) -> None:
+        connection.execute(f"INSERT INTO applied (id) VALUES ('{message.id}')")
+
+    assert apply.drain(ListSource(stream_of(2, 2)), idle=0).dead == 1
+    assert purged == 1
+    books.consume(ListSource(stream_of(3, 3)), ordered=True)
+    assert books.applied == []
+    books.consume(ListSource([*books.redrive(), *stream_of(4, 4)]), ordered=True)
+    assert books.applied == ["m-2", "m-3", "m-4"]
+
+
 def test_after_a_failure_the_later_messages_of_the_stream_wait(books: Books) -> None:
     books.fails = {"m-1": 2}
     report = books.consume(ListSource([*stream_of(1, 3), message("x-1", "o-8", 1)]), ordered=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -230,6 +233,30 @@ def test_a_purge_of_what_the_relay_gave_up_frees_the_consumers_that_wait_for_it(
     assert desk.sql(places) == [("ledger", -4), ("mail", -4)]
     assert letters.purge(LetterFilter(origin="")) == 1
     assert desk.sql(places) == [("ledger", -5), ("mail", -4)], "mail has a letter of its own"
+
+
+@pytest.mark.parametrize("desk", marked("postgres"), indirect=True)
+def test_a_purge_sees_what_a_consumer_gives_up_at_the_same_moment(desk: Desk) -> None:
+    """Otherwise the stream would go on, without the message that has followed the first one to the dead letters."""
+    bury(desk, letter("m-4", "o-7", 4), park=True)
+    other = desk.connect()
+    with closing(other), ThreadPoolExecutor(1) as pool:
+        with desk.transaction(other):
+            bury_by_hand = (
+                "INSERT INTO semel_dead_letter (origin, died, reason, sequence, created, starts, redrives, id, type, "
+                "source, destination, stream, subject, content_type, headers, data) "
+                "VALUES ('ledger', now(), 'x', 5, now(), 1, 0, 'm-5', 'paid', '', '', 'o-7', '', '', '{}', '')"
+            )
+            desk.sql(bury_by_hand, conn=other)
+            desk.sql("SELECT sequence FROM semel_inbox_stream FOR UPDATE", conn=other)
+            purge = pool.submit(DeadLetters(desk.store).purge, LetterFilter(message="m-4"))
+            end = time.monotonic() + 30
+            waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            while not desk.sql(waits):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        assert purge.result(30) == 1
+    assert desk.sql("SELECT sequence FROM semel_inbox_stream") == [(-5,)]
 
 
 def test_a_redrive_is_capped_and_reports(

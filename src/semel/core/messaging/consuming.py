@@ -121,6 +121,8 @@ class MisplacedMessage:
     """The message was not applied, because of its place in its stream."""
 
     reason: str
+    parked: bool = False
+    """Whether its stream is parked at an earlier message."""
 
 
 Request: TypeAlias = "Op[Any] | Receive | Acknowledge | Postpone | ApplyMessages | Pause"
@@ -188,7 +190,7 @@ def place_in_streams(last: Mapping[str, int], messages: Sequence[Message]) -> li
             continue
         before = places[stream]
         if before < 0 and sequence > -before:
-            return MisplacedMessage(f"its stream is parked since its message {-before} was given up")
+            return MisplacedMessage(f"its stream is parked since its message {-before} was given up", parked=True)
         if sequence <= before:
             # It was never applied: the inbox would know it. To drop it would lose it.
             return MisplacedMessage(f"it came too late: the message {before} of its stream was applied before it")
@@ -371,7 +373,8 @@ class _Consumption:
                 yield ForgetStarts(plan.consumer, (message.id,))
             return None
         if isinstance(answer, MisplacedMessage):
-            yield from self._bury(message, answer.reason, starts or 1)
+            # Somebody may have freed the stream since. Then park it at this message, or those after it would go on.
+            yield from self._bury(message, answer.reason, starts or 1, park=answer.parked)
             return None
         if isinstance(answer.error, StoreError):  # it is not the fault of the message, so it does not count
             if starts:

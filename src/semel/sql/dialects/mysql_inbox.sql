@@ -159,6 +159,11 @@ WHERE s.sequence < 0 AND s.stream IN ([[:stream]]) AND NOT EXISTS (
     SELECT 1 FROM semel_dead_letter d WHERE d.origin = s.consumer AND d.stream = s.stream AND d.sequence = - s.sequence
 )
 
+-- name: lock_parked (writes)
+-- Whoever gives up a message of this stream has committed it by now, or waits until the end of this transaction.
+SELECT 1 FROM semel_inbox_stream
+WHERE consumer = :consumer AND stream = :stream AND sequence = - :sequence FOR UPDATE
+
 -- name: leave_parked (writes)
 -- The stream's first dead letter is applied or purged. If there are more, the stream is parked at the next one.
 UPDATE semel_inbox_stream SET sequence = COALESCE((

@@ -172,6 +172,11 @@ WHERE s.sequence < 0 AND s.stream = ANY (:streams::text[]) AND NOT EXISTS (
     SELECT 1 FROM semel_dead_letter d WHERE d.origin = s.consumer AND d.stream = s.stream AND d.sequence = - s.sequence
 )
 
+-- name: lock_parked (writes)
+-- Whoever gives up a message of this stream has committed it by now, or waits until the end of this transaction.
+SELECT 1 FROM semel_inbox_stream
+WHERE consumer = :consumer::text AND stream = :stream::text AND sequence = - :sequence::bigint FOR UPDATE
+
 -- name: leave_parked (writes)
 -- The stream's first dead letter is applied or purged. If there are more, the stream is parked at the next one.
 UPDATE semel_inbox_stream SET sequence = COALESCE((
