@@ -237,6 +237,19 @@ def test_a_handler_that_raises_after_it_has_written_is_rolled_back_and_retried(b
     assert books.dead == []
 
 
+def test_an_error_whose_text_no_column_holds_does_not_block_the_consumer(books: Books) -> None:
+    class Odd(Refused):
+        def __repr__(self) -> str:
+            return "odd \ud800\x00 text"
+
+    def fail(message: Message) -> None:
+        raise Odd
+
+    books.check = fail  # type: ignore[method-assign]
+    assert books.consume(ListSource([message("m-1")]), tries=1).dead == 1
+    assert books.dead == [("m-1", "odd ? text", 1)]
+
+
 def test_a_time_that_no_calendar_has_neither_blocks_the_consumer_nor_the_relay(books: Books) -> None:
     times = ["9999-12-31T23:59:59-12:00", "9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00+12:00", "0001-01-01"]
     messages = [

@@ -14,6 +14,7 @@ import pytest
 
 from semel.core.messaging.messages import (
     BuryMessage,
+    CountStart,
     DeadLetter,
     JoinRelays,
     LetterFilter,
@@ -235,6 +236,18 @@ def test_a_purge_of_what_the_relay_gave_up_frees_the_consumers_that_wait_for_it(
     assert desk.sql(places) == [("ledger", -5), ("mail", -4)], "mail has a letter of its own"
 
 
+def test_a_message_that_comes_back_has_all_of_its_tries(desk: Desk) -> None:
+    """A consumer that is killed after it has given up a message cannot forget its starts. The message must not be given
+    up again for them, without a try."""
+    for id in ("m-1", "m-2"):
+        desk.execute(CountStart("ledger", id))
+    desk.execute(CountStart("mail", "m-1"))
+    bury(desk, letter("m-1"))
+    assert Letters(desk).redrive() == 1
+    rows = desk.sql("SELECT consumer, id FROM semel_inbox_start ORDER BY consumer, id")
+    assert rows == [("ledger", "m-2"), ("mail", "m-1")]
+
+
 @pytest.mark.parametrize("desk", marked("postgres"), indirect=True)
 def test_a_purge_sees_what_a_consumer_gives_up_at_the_same_moment(desk: Desk) -> None:
     """Otherwise the stream would go on, without the message that has followed the first one to the dead letters."""
@@ -273,6 +286,7 @@ def test_a_redrive_is_capped_and_reports(
     assert steps == [(8, 20), (16, 20), (20, 20)]
     assert pauses == [1.0, 1.0]
     assert "dead letters were moved back into the outbox: 20 (origin 'ledger')" in caplog.text
+    assert letters.redrive(limit=2, rate=float("inf")) == 2
     with pytest.raises(PolicyError):
         letters.redrive(rate=0)
     with pytest.raises(ConfigurationError, match="MemoryStore is in none"):

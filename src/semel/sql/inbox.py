@@ -288,8 +288,10 @@ def _redrive(op: RedriveLetters, tables: _Tables) -> Program[int]:
             yield from tables.ask("delete_staged")
         back = [*letters, *(yield from tables.ask("staged"))]
         lanes = [{"position": row[0], "lane": lane_of(row[2], row[1])} for row in back]
+        positions = _rows("position", (row[0] for row in back))
         yield from tables.ask("return_letters", lanes)
-        yield from tables.ask("delete_letters", _rows("position", (row[0] for row in back)))
+        yield from tables.ask("forget_starts_of", positions)
+        yield from tables.ask("delete_letters", positions)
         if streams:
             yield from tables.ask("unpark", streams)
         return len(letters)

@@ -444,7 +444,9 @@ class _Consumption:
 
         The inbox has no row of it, because its transaction was rolled back, so a redrive can apply it.
         """
-        plan, reason = self._plan, reason[:LONGEST_REASON].replace("\x00", "")
+        # The text of a handler's error may be anything. A letter that no column can hold would block the consumer.
+        reason = reason[:LONGEST_REASON].replace("\x00", "").encode(errors="replace").decode()
+        plan = self._plan
         parks = park and plan.ordered and plan.policy == "park" and bool(message.stream) and message.sequence > 0
         yield from self._ask(BuryMessage(plan.consumer, storable(message), reason, starts, parks))
         self._report.dead += 1

@@ -145,6 +145,11 @@ SELECT sequence, IF(origin = '~', died, {{now}}), created, CASE position [[WHEN 
 FROM semel_dead_letter WHERE position IN ([[:position]]) WINDOW same AS (PARTITION BY id)
 ORDER BY stream, sequence, position
 
+-- name: forget_starts_of (writes)
+-- A message that comes back has all of its tries, also if its consumer had no time to forget them.
+DELETE s FROM semel_dead_letter d STRAIGHT_JOIN semel_inbox_start s ON s.consumer = d.origin AND s.id = d.id
+WHERE d.position IN ([[:position]])
+
 -- name: delete_letters (writes)
 DELETE FROM semel_dead_letter WHERE position IN ([[:position]])
 

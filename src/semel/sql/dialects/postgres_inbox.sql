@@ -157,6 +157,11 @@ WINDOW same AS (PARTITION BY id)
 ORDER BY stream, sequence, position
 ON CONFLICT (id) WHERE NOT fresh DO NOTHING
 
+-- name: forget_starts_of (writes)
+-- A message that comes back has all of its tries, also if its consumer had no time to forget them.
+DELETE FROM semel_inbox_start s USING semel_dead_letter d
+WHERE d.position = ANY (:positions::bigint[]) AND s.consumer = d.origin AND s.id = d.id
+
 -- name: delete_letters (writes)
 DELETE FROM semel_dead_letter WHERE position = ANY (:positions::bigint[])
 

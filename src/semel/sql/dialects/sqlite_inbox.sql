@@ -138,6 +138,12 @@ FROM json_each(:positions) p JOIN json_each(:lanes) l ON l.key = p.key JOIN seme
 WHERE true WINDOW same AS (PARTITION BY d.id) ORDER BY d.stream, d.sequence, d.position
 ON CONFLICT (id) DO NOTHING
 
+-- name: forget_starts_of (writes)
+-- A message that comes back has all of its tries, also if its consumer had no time to forget them.
+DELETE FROM semel_inbox_start WHERE (consumer, id) IN (
+    SELECT origin, id FROM semel_dead_letter WHERE position IN (SELECT value FROM json_each(:positions))
+)
+
 -- name: delete_letters (writes)
 DELETE FROM semel_dead_letter WHERE position IN (SELECT value FROM json_each(:positions))
 
