@@ -38,6 +38,7 @@ from semel.core.messaging.messages import (
     SeeMessages,
     check_message,
     fits_column,
+    storable_reason,
 )
 from semel.core.messaging.relaying import Poison
 from semel.core.ops import Op
@@ -52,7 +53,6 @@ ACKNOWLEDGE_EVERY: Final = 1.0
 OUTAGE_PAUSE_FIRST: Final = 0.1
 OUTAGE_PAUSE_LONGEST: Final = 30.0
 """Seconds until a broker or a database that was down is tried again. They double."""
-LONGEST_REASON: Final = 2000
 
 
 @value
@@ -444,9 +444,7 @@ class _Consumption:
 
         The inbox has no row of it, because its transaction was rolled back, so a redrive can apply it.
         """
-        # The text of a handler's error may be anything. A letter that no column can hold would block the consumer.
-        reason = reason[:LONGEST_REASON].replace("\x00", "").encode(errors="replace").decode()
-        plan = self._plan
+        plan, reason = self._plan, storable_reason(reason)
         parks = park and plan.ordered and plan.policy == "park" and bool(message.stream) and message.sequence > 0
         yield from self._ask(BuryMessage(plan.consumer, storable(message), reason, starts, parks))
         self._report.dead += 1
