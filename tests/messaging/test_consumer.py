@@ -23,6 +23,8 @@ from semel.core.messaging.messages import (
     Message,
     SeeMessages,
     StartMessages,
+    attributes,
+    read_message,
 )
 from semel.errors import ConfigurationError, PolicyError
 from semel.messaging import AsyncDeadLetters, AsyncInbox, AsyncRelay, DeadLetters, Inbox, Relay
@@ -235,6 +237,32 @@ def test_a_handler_that_raises_after_it_has_written_is_rolled_back_and_retried(b
     assert books.dead == []
 
 
+def test_an_error_whose_text_no_column_holds_does_not_block_the_consumer(books: Books) -> None:
+    class Odd(Refused):
+        def __repr__(self) -> str:
+            return "odd \ud800\x00 text"
+
+    def fail(message: Message) -> None:
+        raise Odd
+
+    books.check = fail  # type: ignore[method-assign]
+    assert books.consume(ListSource([message("m-1")]), tries=1).dead == 1
+    assert books.dead == [("m-1", "odd ? text", 1)]
+
+
+def test_a_time_that_no_calendar_has_neither_blocks_the_consumer_nor_the_relay(books: Books) -> None:
+    times = ["9999-12-31T23:59:59-12:00", "9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00+12:00", "0001-01-01"]
+    messages = [
+        read_message({"ce-id": f"m-{at}", "ce-type": "paid", "ce-time": time}, b"{}", "orders")
+        for at, time in enumerate(times)
+    ]
+    books.fails = dict.fromkeys([one.id for one in messages], 1)
+    assert books.consume(ListSource(messages), tries=1).dead == len(times)
+    again = books.redrive()
+    assert sorted(attributes(one)["ce-id"] for one in again) == [one.id for one in messages]
+    assert books.consume(ListSource(again)).applied == len(times)
+
+
 def test_a_stream_is_applied_in_order_and_parked_with_its_poison(books: Books) -> None:
     books.fails = {"m-2": 9}
     source = ListSource([*stream_of(1, 4), message("x-1", "o-8", 1)])
@@ -277,6 +305,46 @@ def test_a_stream_is_parked_again_at_an_earlier_message(books: Books) -> None:
     books.consume(ListSource([*books.redrive(), *stream_of(6, 6)]), ordered=True)
     assert books.applied == ["m-1", "m-2", "m-3", "m-4", "m-5", "m-6"]
     assert books.dead == []
+
+
+def test_a_stream_is_not_parked_at_a_message_that_was_applied_while_a_later_one_is_dead(books: Books) -> None:
+    """A redrive of such a message is a repeat, so nothing would free the stream."""
+    books.fails = {"m-1": 9}
+    books.consume(ListSource(stream_of(1, 4)), ordered=True, tries=2)
+    books.desk.sql("DELETE FROM semel_dead_letter WHERE id IN ('m-1', 'm-2', 'm-3')")  # as a redrive with a limit
+    books.fails = {}
+    books.consume(ListSource(stream_of(1, 2)), ordered=True)
+    books.desk.execute(BuryMessage("ledger", stream_of(2, 2)[0], "late", 10, park=True))  # by a process that is late
+    again = books.redrive()
+    assert [one.id for one in again] == ["m-2", "m-4"]
+    books.consume(ListSource([again[0], *stream_of(3, 3), again[1], *stream_of(5, 5)]), ordered=True)
+    assert books.applied == ["m-1", "m-2", "m-3", "m-4", "m-5"]
+    assert books.dead == []
+
+
+def test_a_message_that_is_given_up_while_its_stream_is_freed_is_not_skipped(on_sqlite: Books) -> None:
+    books, letters = on_sqlite, DeadLetters(on_sqlite.desk.store)
+    books.fails = {"m-1": 9}
+    books.consume(ListSource(stream_of(1, 1)), ordered=True, tries=1)
+    purged = 0
+
+    @contextlib.contextmanager
+    def connect() -> Iterator[Any]:
+        nonlocal purged
+        with contextlib.closing(sqlite3.connect(books.desk.url)) as connection:
+            yield connection
+        purged += letters.purge()  # the consumer has just found that the stream is parked
+
+    @Inbox(books.desk.store).handler("ledger", connect=connect, ordered=True)
+    def apply(message: Message, connection: Any) -> None:
+        connection.execute(f"INSERT INTO applied (id) VALUES ('{message.id}')")
+
+    assert apply.drain(ListSource(stream_of(2, 2)), idle=0).dead == 1
+    assert purged == 1
+    books.consume(ListSource(stream_of(3, 3)), ordered=True)
+    assert books.applied == []
+    books.consume(ListSource([*books.redrive(), *stream_of(4, 4)]), ordered=True)
+    assert books.applied == ["m-2", "m-3", "m-4"]
 
 
 def test_after_a_failure_the_later_messages_of_the_stream_wait(books: Books) -> None:
@@ -638,6 +706,28 @@ def test_a_handler_that_breaks_its_connection_is_judged_by_its_own_error(on_sqli
     report = apply.drain(ListSource([message("m-1")]), idle=0)
     assert (report.applied, report.failed, report.dead) == (0, 1, 1)
     assert books.dead == [("m-1", "Refused('m-1')", 2)]
+
+
+@pytest.mark.postgres
+@pytest.mark.server
+def test_a_handler_that_goes_on_in_a_failed_transaction_does_not_hold_up_other_messages(
+    open_desk: Callable[[str], Desk],
+) -> None:
+    """Its outbox reports an error of the store then, but the database is not down."""
+    books = open_books(open_desk("postgres"))
+    outbox = Outbox(books.desk.store)
+
+    @Inbox(books.desk.store).handler("ledger", connect=books.connect, tries=2, pause=0.001)
+    def apply(message: Message, connection: Any) -> None:
+        if message.id == "m-1":
+            with contextlib.suppress(Exception):
+                connection.execute("SELECT 1 / 0")
+        outbox.add(connection, "booked", {"of": message.id})
+
+    report = apply.drain(ListSource([message("m-1"), message("m-2")]), idle=0)
+    assert (report.applied, report.failed, report.dead) == (1, 1, 1)
+    assert [row[0] for row in books.dead] == ["m-1"]
+    assert "transaction is aborted" in books.dead[0][1]
 
 
 @pytest.mark.parametrize("guarded", [False, True])

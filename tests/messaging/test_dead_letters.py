@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 
 from semel.core.messaging.messages import (
     BuryMessage,
+    CountStart,
     DeadLetter,
     JoinRelays,
     LetterFilter,
@@ -137,6 +141,35 @@ def test_a_redrive_of_the_last_letter_frees_a_stream_that_the_relay_has_parked(d
     assert desk.state()["hold"] == {}
 
 
+@pytest.mark.parametrize("stream", ["", "o-7"])
+def test_a_message_that_is_redriven_before_the_relay_has_settled_it_is_sent_again(desk: Desk, stream: str) -> None:
+    """A consumer may give up a message at once, while the relay still waits for others of its batch. The relay deletes
+    what it has sent, and must not take along what came back."""
+    letters = Letters(desk)
+    desk.add("m-1", stream, sequence=len(stream))
+    desk.execute(JoinRelays(RELAY, 60.0))
+    (sent,) = desk.execute(StartMessages(RELAY, 10, 60.0))
+    bury(desk, letter("m-1", stream, len(stream)))
+    assert letters.redrive() == 1
+    assert desk.execute(SettleMessages(RELAY, (sent.position,), (), ()))
+    (again,) = desk.execute(StartMessages(RELAY, 10, 60.0))
+    assert (again.id, again.broker_id, again.starts) == ("m-1", "m-1:1", 0)
+    assert letters.count() == 0
+
+
+def test_no_redrive_has_the_id_of_an_earlier_one(desk: Desk) -> None:
+    """The broker would take it for a repeat, and swallow it."""
+    letters = Letters(desk)
+    for consumer, redrives in (("ledger", 0), ("mail", 2), ("mail", 1)):  # the last is a delivery that comes late
+        bury(desk, letter("m-1", redrives=redrives), consumer)
+    assert letters.redrive() == 2
+    desk.execute(JoinRelays(RELAY, 60.0))
+    assert [one.broker_id for one in desk.execute(StartMessages(RELAY, 10, 60.0))] == ["m-1:3"]
+    bury(desk, letter("m-1"), "ledger")
+    assert letters.redrive() == 1
+    assert [one.broker_id for one in desk.execute(StartMessages(RELAY, 10, 60.0))] == ["m-1:4"]
+
+
 @pytest.mark.parametrize("desk", marked(*DIALECTS), indirect=True)
 @pytest.mark.parametrize("stream", ["", "o-7"])
 def test_a_message_that_is_in_the_outbox_twice_dies_once(desk: Desk, stream: str) -> None:
@@ -203,6 +236,42 @@ def test_a_purge_of_what_the_relay_gave_up_frees_the_consumers_that_wait_for_it(
     assert desk.sql(places) == [("ledger", -5), ("mail", -4)], "mail has a letter of its own"
 
 
+def test_a_message_that_comes_back_has_all_of_its_tries(desk: Desk) -> None:
+    """A consumer that is killed after it has given up a message cannot forget its starts. The message must not be given
+    up again for them, without a try."""
+    for id in ("m-1", "m-2"):
+        desk.execute(CountStart("ledger", id))
+    desk.execute(CountStart("mail", "m-1"))
+    bury(desk, letter("m-1"))
+    assert Letters(desk).redrive() == 1
+    rows = desk.sql("SELECT consumer, id FROM semel_inbox_start ORDER BY consumer, id")
+    assert rows == [("ledger", "m-2"), ("mail", "m-1")]
+
+
+@pytest.mark.parametrize("desk", marked("postgres"), indirect=True)
+def test_a_purge_sees_what_a_consumer_gives_up_at_the_same_moment(desk: Desk) -> None:
+    """Otherwise the stream would go on, without the message that has followed the first one to the dead letters."""
+    bury(desk, letter("m-4", "o-7", 4), park=True)
+    other = desk.connect()
+    with closing(other), ThreadPoolExecutor(1) as pool:
+        with desk.transaction(other):
+            bury_by_hand = (
+                "INSERT INTO semel_dead_letter (origin, died, reason, sequence, created, starts, redrives, id, type, "
+                "source, destination, stream, subject, content_type, headers, data) "
+                "VALUES ('ledger', now(), 'x', 5, now(), 1, 0, 'm-5', 'paid', '', '', 'o-7', '', '', '{}', '')"
+            )
+            desk.sql(bury_by_hand, conn=other)
+            desk.sql("SELECT sequence FROM semel_inbox_stream FOR UPDATE", conn=other)
+            purge = pool.submit(DeadLetters(desk.store).purge, LetterFilter(message="m-4"))
+            end = time.monotonic() + 30
+            waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            while not desk.sql(waits):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        assert purge.result(30) == 1
+    assert desk.sql("SELECT sequence FROM semel_inbox_stream") == [(-5,)]
+
+
 def test_a_redrive_is_capped_and_reports(
     open_desk: Callable[[str], Desk], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +286,7 @@ def test_a_redrive_is_capped_and_reports(
     assert steps == [(8, 20), (16, 20), (20, 20)]
     assert pauses == [1.0, 1.0]
     assert "dead letters were moved back into the outbox: 20 (origin 'ledger')" in caplog.text
+    assert letters.redrive(limit=2, rate=float("inf")) == 2
     with pytest.raises(PolicyError):
         letters.redrive(rate=0)
     with pytest.raises(ConfigurationError, match="MemoryStore is in none"):

@@ -117,6 +117,18 @@ def test_failures_are_settled_in_the_database(desk: Desk) -> None:
     assert broker.ids() == ["m4", "m7"]
 
 
+def test_a_reason_that_no_column_holds_does_not_block_the_relay(desk: Desk) -> None:
+    for id in ("m0", "m1", "m2"):
+        desk.add(id)
+    reason = "odd \ud800\x00 text " + "ü" * 70_000
+    results: dict[str, Any] = {"m0": TryAgain(reason), "m1": Refused(reason)}
+    broker = RecordingBroker()
+    broker.answer = lambda message: results.get(message.id, Sent())
+    report = drain(desk, broker, on_poison="skip")
+    assert (report.sent, report.failed, report.dead) == (1, 1, 1)
+    assert desk.state()["dead"][0][1][:11] == "odd ? text "
+
+
 def test_messages_for_a_destination_that_is_down_wait_and_count_no_start(desk: Desk) -> None:
     outbox = Outbox(desk.store)
     with desk.transaction(desk.conn):

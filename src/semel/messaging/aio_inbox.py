@@ -446,12 +446,13 @@ class AsyncConsumer:
             failure = failure or StoreUnavailable(f"the connection could not be given back: {error!r}")
         if failure is None:
             return answer
-        if isinstance(failure, _HandlerFailed):
-            return Raised(failure.error)
-        if isinstance(failure, StatementRejected):  # such as a constraint that is checked at the commit
-            return Raised(failure.__cause__ or ValueError(str(failure)))
-        if isinstance(failure, StoreError):
-            return Raised(failure)
+        cause = failure.error if isinstance(failure, _HandlerFailed) else failure
+        if isinstance(cause, StatementRejected):
+            # Such as a constraint that is checked at the commit, or a message that the handler adds to an outbox after
+            # its transaction has failed. The database is not down, and this one message must not hold up all others.
+            return Raised(cause.__cause__ or ValueError(str(cause)))
+        if isinstance(failure, (_HandlerFailed, StoreError)):
+            return Raised(cause)
         raise failure
 
     async def _apply_on(

@@ -103,7 +103,7 @@ class DeadLetters:
         wanted = count if limit is None else min(count, limit)
         if dry_run:
             return wanted
-        step = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate)))
+        step = _AT_ONCE if rate is None else max(1, int(min(_AT_ONCE, rate)))
         moved = 0
         try:
             while moved < wanted:

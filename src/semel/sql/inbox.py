@@ -234,9 +234,13 @@ def _bury(op: BuryMessage, tables: _Tables) -> Program[None]:
             content_type=message.content_type, headers=json.dumps(dict(message.headers), ensure_ascii=False),
             data=message.data,
         )  # fmt: skip
-        if op.park:
-            names = {"consumer": op.consumer, "stream": message.stream}
-            yield from tables.ask("park", **names, sequence=message.sequence)
+        if not op.park:
+            return
+        # Another process may have applied the message. Then a redrive is a repeat, and nothing would free the stream.
+        # Lock it before the look: whoever applies a message has the lock until the commit.
+        yield from lock_streams(tables.dialect, op.consumer, (message.stream,))
+        if not (yield from tables.ask("applied", consumer=op.consumer, id=message.id)):
+            yield from tables.ask("park", consumer=op.consumer, stream=message.stream, sequence=message.sequence)
 
     return (yield from tables.transaction(write()) if op.park else write())
 
@@ -273,19 +277,21 @@ def _redrive(op: RedriveLetters, tables: _Tables) -> Program[int]:
         if not letters:
             return 0
         streams = _rows("stream", sorted({row[2] for row in letters} - {""}))
-        back = letters
         if streams:
             if tables.dialect != "sqlite":  # it has one writer
                 yield from tables.ask("lock_streams", streams)
             if tables.dialect == "postgresql":
                 yield from tables.ask("lock_cursor")
             yield from tables.ask("stage", streams)
-            if tables.dialect != "postgresql":
-                yield from tables.ask("delete_staged", streams)
-            back = [*letters, *(yield from tables.ask("staged"))]
+        yield from tables.ask("stage_copies", _rows("id", sorted({row[1] for row in letters})))
+        if tables.dialect != "postgresql":
+            yield from tables.ask("delete_staged")
+        back = [*letters, *(yield from tables.ask("staged"))]
         lanes = [{"position": row[0], "lane": lane_of(row[2], row[1])} for row in back]
+        positions = _rows("position", (row[0] for row in back))
         yield from tables.ask("return_letters", lanes)
-        yield from tables.ask("delete_letters", _rows("position", (row[0] for row in back)))
+        yield from tables.ask("forget_starts_of", positions)
+        yield from tables.ask("delete_letters", positions)
         if streams:
             yield from tables.ask("unpark", streams)
         return len(letters)
@@ -309,7 +315,10 @@ def _purge(op: PurgeLetters, tables: _Tables) -> Program[int]:
             rows = yield from tables.ask("parked", _rows("stream", sorted({stream for stream, _ in lost})))
             freed |= {(consumer, stream, -at) for consumer, stream, at in rows if (stream, -at) in lost}
         for consumer, stream, sequence in sorted(freed):
-            yield from tables.ask("leave_parked", consumer=consumer, stream=stream, sequence=sequence)
+            place = {"consumer": consumer, "stream": stream, "sequence": sequence}
+            # A statement of its own, so that the next one sees the letters of those for whom it had to wait.
+            if tables.dialect == "sqlite" or (yield from tables.ask("lock_parked", **place)):
+                yield from tables.ask("leave_parked", **place)
         return len(letters)
 
     return (yield from tables.transaction(remove()))

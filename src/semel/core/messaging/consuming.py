@@ -38,6 +38,7 @@ from semel.core.messaging.messages import (
     SeeMessages,
     check_message,
     fits_column,
+    storable_reason,
 )
 from semel.core.messaging.relaying import Poison
 from semel.core.ops import Op
@@ -52,7 +53,6 @@ ACKNOWLEDGE_EVERY: Final = 1.0
 OUTAGE_PAUSE_FIRST: Final = 0.1
 OUTAGE_PAUSE_LONGEST: Final = 30.0
 """Seconds until a broker or a database that was down is tried again. They double."""
-LONGEST_REASON: Final = 2000
 
 
 @value
@@ -121,6 +121,8 @@ class MisplacedMessage:
     """The message was not applied, because of its place in its stream."""
 
     reason: str
+    parked: bool = False
+    """Whether its stream is parked at an earlier message."""
 
 
 Request: TypeAlias = "Op[Any] | Receive | Acknowledge | Postpone | ApplyMessages | Pause"
@@ -188,7 +190,7 @@ def place_in_streams(last: Mapping[str, int], messages: Sequence[Message]) -> li
             continue
         before = places[stream]
         if before < 0 and sequence > -before:
-            return MisplacedMessage(f"its stream is parked since its message {-before} was given up")
+            return MisplacedMessage(f"its stream is parked since its message {-before} was given up", parked=True)
         if sequence <= before:
             # It was never applied: the inbox would know it. To drop it would lose it.
             return MisplacedMessage(f"it came too late: the message {before} of its stream was applied before it")
@@ -371,7 +373,8 @@ class _Consumption:
                 yield ForgetStarts(plan.consumer, (message.id,))
             return None
         if isinstance(answer, MisplacedMessage):
-            yield from self._bury(message, answer.reason, starts or 1)
+            # Somebody may have freed the stream since. Then park it at this message, or those after it would go on.
+            yield from self._bury(message, answer.reason, starts or 1, park=answer.parked)
             return None
         if isinstance(answer.error, StoreError):  # it is not the fault of the message, so it does not count
             if starts:
@@ -441,7 +444,7 @@ class _Consumption:
 
         The inbox has no row of it, because its transaction was rolled back, so a redrive can apply it.
         """
-        plan, reason = self._plan, reason[:LONGEST_REASON].replace("\x00", "")
+        plan, reason = self._plan, storable_reason(reason)
         parks = park and plan.ordered and plan.policy == "park" and bool(message.stream) and message.sequence > 0
         yield from self._ask(BuryMessage(plan.consumer, storable(message), reason, starts, parks))
         self._report.dead += 1

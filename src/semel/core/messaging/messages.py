@@ -47,6 +47,8 @@ _MOST_HEADER_BYTES: Final = 4 * MAX_HEADERS + 16 * 1024
 MAX_STARTED_BYTES: Final = 8 * 1024 * 1024
 """A relay takes no further message once the data of its batch has this many bytes."""
 
+LONGEST_REASON: Final = 2000
+"""The most characters of the text that says why a message failed."""
 _MOST_REDRIVES: Final = 1_000_000
 """A column holds it."""
 _PREFIX: Final = "ce-"
@@ -132,6 +134,13 @@ def check_message(message: Message) -> None:
             raise ConfigurationError(f"the header {name!r} holds control characters, or is not text")
     if sum(len(name) + len(value) for name, value in message.headers.items()) > MAX_HEADERS:
         raise ConfigurationError(f"the headers of a message take at most {MAX_HEADERS} characters together")
+
+
+def storable_reason(text: str) -> str:
+    """Return why a message failed as a column can hold it. A broker's or handler's error may have any text, and what
+    cannot be stored would block the relay or the consumer.
+    """
+    return text[:LONGEST_REASON].replace("\x00", "").encode(errors="replace").decode()
 
 
 def attributes(message: Message) -> dict[str, str]:
@@ -230,10 +239,14 @@ def _number(text: str) -> int:
 
 
 def _timestamp(text: str) -> float:
-    try:
-        return datetime.fromisoformat(text).timestamp() if text else 0.0
-    except (ValueError, OverflowError):
+    if not text:
         return 0.0
+    try:
+        time = datetime.fromisoformat(text).timestamp()
+        datetime.fromtimestamp(time, UTC)  # a time zone, or rounding, may move it out of the years 1 to 9999
+    except (ValueError, OverflowError, OSError):
+        return 0.0
+    return time
 
 
 # The outbox

@@ -47,6 +47,7 @@ from semel.core.messaging.messages import (
     TryAgain,
     light,
     oversize,
+    storable_reason,
 )
 from semel.core.ops import Op
 from semel.core.values import value
@@ -550,7 +551,7 @@ class _Run:
             if isinstance(result, DestinationDown):
                 if outage := self._outages.get(each.destination):  # else it is up again
                     after = max(outage.probe_at - self._plan.clock(), SHORTEST_PAUSE)
-                    failed.append(Failure(each.position, result.reason, after, counts=False))
+                    failed.append(Failure(each.position, storable_reason(result.reason), after, counts=False))
                 continue
             judged, event = self._judge_failure(each, result)
             reports.append(event)
@@ -562,7 +563,7 @@ class _Run:
         return SettleMessages(self._relay, tuple(sent), tuple(failed), tuple(dead)), reports
 
     def _judge_failure(self, each: Outgoing, result: TryAgain | Refused) -> tuple[Failure | DeadLetter, events.Event]:
-        plan, reason = self._plan, result.reason
+        plan, reason = self._plan, storable_reason(result.reason)
         starts = each.starts + 1
         about = (each.type, "", each.id, each.stream, reason)
         policy = plan.policy(each.stream)

@@ -59,6 +59,7 @@ DELETE FROM semel_inbox WHERE received < {{now}} - INTERVAL :keep MICROSECOND OR
 DELETE FROM semel_inbox_start WHERE last < {{now}} - INTERVAL :keep MICROSECOND
 
 -- name: bury (writes)
+-- A delivery from before a redrive may come late, so the number of redrives does not fall.
 INSERT INTO semel_dead_letter (
     origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
     content_type, headers, data
@@ -68,7 +69,10 @@ INSERT INTO semel_dead_letter (
     :type, :source, :destination, :stream, :subject, :content_type, :headers, :data
 )
 ON DUPLICATE KEY UPDATE
-    died = VALUES(died), reason = VALUES(reason), starts = VALUES(starts), redrives = VALUES(redrives)
+    died = VALUES(died), reason = VALUES(reason), starts = VALUES(starts), redrives = GREATEST(redrives, VALUES(redrives))
+
+-- name: applied (reads)
+SELECT 1 FROM semel_inbox WHERE consumer = :consumer AND id = :id
 
 -- name: park (writes)
 -- A stream that is parked has the sequence of its first dead letter, as a negative number. It is not parked if it is
@@ -103,19 +107,29 @@ ORDER BY stream, sequence, position LIMIT :most FOR UPDATE
 -- Whoever adds a message to these streams has committed it by now, or waits until the end of this transaction.
 SELECT name FROM semel_stream WHERE name IN ([[:stream]]) ORDER BY name FOR UPDATE
 
--- name: stage (writes)
--- The messages of these streams that are in the outbox are to be sent after those that come back. So they leave it for a
--- moment, and come back with them.
-INSERT INTO semel_dead_letter (
+-- name: stage_outbox (reads)
+-- A part of the next two.
+INSERT IGNORE INTO semel_dead_letter (
     origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
     content_type, headers, data
 )
 SELECT '~', due, '', sequence, created, starts, redrives, id, type, source, destination, stream, subject, content_type,
        headers, data
-FROM semel_outbox WHERE stream IN ([[:stream]])
+FROM semel_outbox
+
+-- name: stage (writes)
+-- The messages of these streams that are in the outbox are to be sent after those that come back. So they leave it for a
+-- moment, and come back with them.
+{{stage_outbox}} WHERE stream IN ([[:stream]])
+
+-- name: stage_copies (writes)
+-- The same for the messages that come back, if they are in the outbox as well. A relay may have sent such a row, and then
+-- deletes it. What comes back must not go with it, so it gets a new row, and an id that is new to the broker.
+{{stage_outbox}} WHERE id IN ([[:id]])
 
 -- name: delete_staged (writes)
-DELETE FROM semel_outbox WHERE stream IN ([[:stream]])
+-- Only these: the stream may be new here, and somebody adds its first message just now.
+DELETE o FROM semel_dead_letter d STRAIGHT_JOIN semel_outbox o ON o.id = d.id WHERE d.origin = '~'
 
 -- name: staged (writes)
 SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE origin = '~' FOR UPDATE
@@ -126,9 +140,15 @@ INSERT IGNORE INTO semel_outbox (
     headers, data
 )
 SELECT sequence, IF(origin = '~', died, {{now}}), created, CASE position [[WHEN :position THEN :lane]] END,
-       IF(origin = '~', starts, 0), redrives + (origin <> '~'), id, type, source, destination, stream, subject,
-       content_type, headers, data
-FROM semel_dead_letter WHERE position IN ([[:position]]) ORDER BY stream, sequence, position
+       IF(origin = '~', starts, 0), MAX(redrives) OVER same + MAX(origin <> '~') OVER same, id, type, source,
+       destination, stream, subject, content_type, headers, data
+FROM semel_dead_letter WHERE position IN ([[:position]]) WINDOW same AS (PARTITION BY id)
+ORDER BY stream, sequence, position
+
+-- name: forget_starts_of (writes)
+-- A message that comes back has all of its tries, also if its consumer had no time to forget them.
+DELETE s FROM semel_dead_letter d STRAIGHT_JOIN semel_inbox_start s ON s.consumer = d.origin AND s.id = d.id
+WHERE d.position IN ([[:position]])
 
 -- name: delete_letters (writes)
 DELETE FROM semel_dead_letter WHERE position IN ([[:position]])
@@ -143,6 +163,11 @@ SELECT s.consumer, s.stream, s.sequence FROM semel_inbox_stream s
 WHERE s.sequence < 0 AND s.stream IN ([[:stream]]) AND NOT EXISTS (
     SELECT 1 FROM semel_dead_letter d WHERE d.origin = s.consumer AND d.stream = s.stream AND d.sequence = - s.sequence
 )
+
+-- name: lock_parked (writes)
+-- Whoever gives up a message of this stream has committed it by now, or waits until the end of this transaction.
+SELECT 1 FROM semel_inbox_stream
+WHERE consumer = :consumer AND stream = :stream AND sequence = - :sequence FOR UPDATE
 
 -- name: leave_parked (writes)
 -- The stream's first dead letter is applied or purged. If there are more, the stream is parked at the next one.

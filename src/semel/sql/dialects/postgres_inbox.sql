@@ -63,7 +63,8 @@ SELECT semel_tend_inbox(:keep::float8, :most::integer)
 DELETE FROM semel_inbox_start WHERE last < {{now}} - :keep::float8 * interval '1 second'
 
 -- name: bury (writes)
-INSERT INTO semel_dead_letter (
+-- A delivery from before a redrive may come late, so the number of redrives does not fall.
+INSERT INTO semel_dead_letter AS d (
     origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
     content_type, headers, data
 ) VALUES (
@@ -73,7 +74,11 @@ INSERT INTO semel_dead_letter (
     :headers::text, :data::bytea
 )
 ON CONFLICT (origin, id) DO UPDATE SET
-    died = excluded.died, reason = excluded.reason, starts = excluded.starts, redrives = excluded.redrives
+    died = excluded.died, reason = excluded.reason, starts = excluded.starts,
+    redrives = greatest(d.redrives, excluded.redrives)
+
+-- name: applied (reads)
+SELECT 1 FROM semel_inbox WHERE consumer = :consumer::text AND id = :id::text
 
 -- name: park (writes)
 -- A stream that is parked has the sequence of its first dead letter, as a negative number. It is not parked if it is
@@ -111,10 +116,8 @@ SELECT name FROM semel_stream WHERE name = ANY (:streams::text[]) ORDER BY name 
 -- So has a relay that moves messages of these streams from the log to the outbox.
 SELECT relay FROM semel_cursor FOR UPDATE
 
--- name: stage (writes)
--- The messages of these streams that are in the outbox are to be sent after those that come back. So they leave it for a
--- moment, and come back with them.
-WITH gone AS (DELETE FROM semel_outbox WHERE stream = ANY (:streams::text[]) RETURNING *)
+-- name: stage_gone (reads)
+-- A part of the next two.
 INSERT INTO semel_dead_letter (
     origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
     content_type, headers, data
@@ -125,6 +128,18 @@ FROM gone
 ORDER BY position
 ON CONFLICT (origin, id) DO NOTHING
 
+-- name: stage (writes)
+-- The messages of these streams that are in the outbox are to be sent after those that come back. So they leave it for a
+-- moment, and come back with them.
+WITH gone AS (DELETE FROM semel_outbox WHERE stream = ANY (:streams::text[]) RETURNING *)
+{{stage_gone}}
+
+-- name: stage_copies (writes)
+-- The same for the messages that come back, if they are in the outbox as well. A relay may have sent such a row, and then
+-- deletes it. What comes back must not go with it, so it gets a new row, and an id that is new to the broker.
+WITH gone AS (DELETE FROM semel_outbox WHERE id = ANY (:ids::text[]) AND NOT fresh RETURNING *)
+{{stage_gone}}
+
 -- name: staged (writes)
 SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE origin = '~'
 
@@ -134,11 +149,18 @@ INSERT INTO semel_outbox (
     headers, data
 )
 SELECT sequence, CASE WHEN origin = '~' THEN died ELSE {{now}} END, created, lane,
-       CASE WHEN origin = '~' THEN starts ELSE 0 END, CASE WHEN origin = '~' THEN redrives ELSE redrives + 1 END, id,
-       type, source, destination, stream, subject, content_type, headers, data
+       CASE WHEN origin = '~' THEN starts ELSE 0 END,
+       max(redrives) OVER same + max(CASE WHEN origin = '~' THEN 0 ELSE 1 END) OVER same, id, type, source, destination,
+       stream, subject, content_type, headers, data
 FROM unnest(:positions::bigint[], :lanes::smallint[]) AS g (position, lane) JOIN semel_dead_letter d USING (position)
+WINDOW same AS (PARTITION BY id)
 ORDER BY stream, sequence, position
 ON CONFLICT (id) WHERE NOT fresh DO NOTHING
+
+-- name: forget_starts_of (writes)
+-- A message that comes back has all of its tries, also if its consumer had no time to forget them.
+DELETE FROM semel_inbox_start s USING semel_dead_letter d
+WHERE d.position = ANY (:positions::bigint[]) AND s.consumer = d.origin AND s.id = d.id
 
 -- name: delete_letters (writes)
 DELETE FROM semel_dead_letter WHERE position = ANY (:positions::bigint[])
@@ -154,6 +176,11 @@ SELECT s.consumer, s.stream, s.sequence FROM semel_inbox_stream s
 WHERE s.sequence < 0 AND s.stream = ANY (:streams::text[]) AND NOT EXISTS (
     SELECT 1 FROM semel_dead_letter d WHERE d.origin = s.consumer AND d.stream = s.stream AND d.sequence = - s.sequence
 )
+
+-- name: lock_parked (writes)
+-- Whoever gives up a message of this stream has committed it by now, or waits until the end of this transaction.
+SELECT 1 FROM semel_inbox_stream
+WHERE consumer = :consumer::text AND stream = :stream::text AND sequence = - :sequence::bigint FOR UPDATE
 
 -- name: leave_parked (writes)
 -- The stream's first dead letter is applied or purged. If there are more, the stream is parked at the next one.

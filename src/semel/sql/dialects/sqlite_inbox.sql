@@ -60,6 +60,7 @@ DELETE FROM semel_inbox WHERE (consumer, id) IN (
 DELETE FROM semel_inbox_start WHERE last < :now - :keep
 
 -- name: bury (writes)
+-- A delivery from before a redrive may come late, so the number of redrives does not fall.
 INSERT INTO semel_dead_letter (
     origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
     content_type, headers, data
@@ -68,7 +69,10 @@ INSERT INTO semel_dead_letter (
     :type, :source, :destination, :stream, :subject, :content_type, :headers, :data
 )
 ON CONFLICT (origin, id) DO UPDATE SET
-    died = excluded.died, reason = excluded.reason, starts = excluded.starts, redrives = excluded.redrives
+    died = excluded.died, reason = excluded.reason, starts = excluded.starts, redrives = max(redrives, excluded.redrives)
+
+-- name: applied (reads)
+SELECT 1 FROM semel_inbox WHERE consumer = :consumer AND id = :id
 
 -- name: park (writes)
 -- A stream that is parked has the sequence of its first dead letter, as a negative number. It is not parked if it is
@@ -96,19 +100,28 @@ FROM (SELECT position FROM semel_dead_letter WHERE {{chosen}} ORDER BY position 
 SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE position <= :last AND {{chosen}}
 ORDER BY stream, sequence, position LIMIT :most
 
--- name: stage (writes)
--- The messages of these streams that are in the outbox are to be sent after those that come back. So they leave it for a
--- moment, and come back with them.
-INSERT INTO semel_dead_letter (
+-- name: stage_outbox (reads)
+-- A part of the next two.
+INSERT OR IGNORE INTO semel_dead_letter (
     origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
     content_type, headers, data
 )
 SELECT '~', due, '', sequence, created, starts, redrives, id, type, source, destination, stream, subject, content_type,
        headers, data
-FROM semel_outbox WHERE stream IN (SELECT value FROM json_each(:streams))
+FROM semel_outbox
+
+-- name: stage (writes)
+-- The messages of these streams that are in the outbox are to be sent after those that come back. So they leave it for a
+-- moment, and come back with them.
+{{stage_outbox}} WHERE stream IN (SELECT value FROM json_each(:streams))
+
+-- name: stage_copies (writes)
+-- The same for the messages that come back, if they are in the outbox as well. A relay may have sent such a row, and then
+-- deletes it. What comes back must not go with it, so it gets a new row, and an id that is new to the broker.
+{{stage_outbox}} WHERE id IN (SELECT value FROM json_each(:ids))
 
 -- name: delete_staged (writes)
-DELETE FROM semel_outbox WHERE stream IN (SELECT value FROM json_each(:streams))
+DELETE FROM semel_outbox WHERE id IN (SELECT id FROM semel_dead_letter WHERE origin = '~')
 
 -- name: staged (writes)
 SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE origin = '~'
@@ -119,11 +132,17 @@ INSERT INTO semel_outbox (
     headers, data
 )
 SELECT d.sequence, iif(d.origin = '~', d.died, :now), d.created, l.value, iif(d.origin = '~', d.starts, 0),
-       d.redrives + (d.origin <> '~'), d.id, d.type, d.source, d.destination, d.stream, d.subject, d.content_type,
-       d.headers, d.data
+       max(d.redrives) OVER same + max(d.origin <> '~') OVER same, d.id, d.type, d.source, d.destination, d.stream,
+       d.subject, d.content_type, d.headers, d.data
 FROM json_each(:positions) p JOIN json_each(:lanes) l ON l.key = p.key JOIN semel_dead_letter d ON d.position = p.value
-WHERE true ORDER BY d.stream, d.sequence, d.position
+WHERE true WINDOW same AS (PARTITION BY d.id) ORDER BY d.stream, d.sequence, d.position
 ON CONFLICT (id) DO NOTHING
+
+-- name: forget_starts_of (writes)
+-- A message that comes back has all of its tries, also if its consumer had no time to forget them.
+DELETE FROM semel_inbox_start WHERE (consumer, id) IN (
+    SELECT origin, id FROM semel_dead_letter WHERE position IN (SELECT value FROM json_each(:positions))
+)
 
 -- name: delete_letters (writes)
 DELETE FROM semel_dead_letter WHERE position IN (SELECT value FROM json_each(:positions))
