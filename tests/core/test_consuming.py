@@ -266,6 +266,8 @@ def test_a_conflict_counts_no_attempt_and_is_no_repeat() -> None:
     assert world.applied == ["a1"]
     assert world.starts == world.dead == {}
     assert world.report.repeated == 0
+    told = [event for event in world.events if isinstance(event, events.Conflicted)]
+    assert [(event.key, "busy" in event.error) for event in told] == [("a1", True)] * 5
 
 
 @pytest.mark.parametrize("counts", [True, False])

@@ -178,7 +178,7 @@ class Prepared(Event):
 
 class Conflicted(Event, level=INFO):
     """A transaction conflicted with another one and was rolled back. It is run again, unless its tries are used up or
-    the guarantee forbids it."""
+    the guarantee forbids it. Of a consumer, ``operation`` is the type of the message, and ``key`` its id."""
 
     tries: int
     """How often it has been run."""

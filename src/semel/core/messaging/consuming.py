@@ -384,6 +384,8 @@ class _Consumption:
             if not isinstance(answer.error, TransactionConflict):
                 raise _Outage(answer.error)
             report.failed += 1
+            tries = starts or delivery.starts or 1
+            plan.hook(events.Conflicted(message.type, "", message.id, tries, describe_error(answer.error)))
             return plan.jitter() * plan.pause
         starts = starts or (yield from self._count_start(message))
         reason = describe_error(answer.error)
