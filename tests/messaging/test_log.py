@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -566,6 +567,34 @@ def test_who_adds_while_the_mode_changes_waits_and_uses_the_new_one(log: LogDesk
     adding.join()
     log.desk.sql("COMMIT", conn=waiting_one)
     assert [row[0] for row in log.desk.state()["outbox"]] == ["one", "two"]
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_relay_keeps_its_streams_when_the_mode_changes(log: LogDesk, busy: bool) -> None:
+    """It loses the cursor, but not its lease. Under another name it would wait for the end of that lease."""
+    broker = RecordingBroker()
+    happened: list[events.Event] = []
+    sent = itertools.count(3 if busy else 2)
+    log.add("one", "s")
+    if busy:
+        broker.before = lambda: log.outbox.switch("queue")
+    with Relay(log.desk.store, broker, lease="1h", on_event=happened.append):
+        broker.wait_for(1)
+        broker.before = lambda: None
+        if not busy:
+            while log.desk.sql("SELECT 1 FROM semel_cursor WHERE started IS NOT NULL"):
+                time.sleep(0.01)
+            log.outbox.switch("queue")
+        else:  # what was under way is in the queue, and is sent again
+            broker.wait_for(2)
+        for id in ("two", "three", "four"):
+            log.add(id, "s")
+            broker.wait_for(next(sent))
+        log.outbox.switch(log.mode)
+        log.add("five", "s")
+        broker.wait_for(next(sent))
+    assert broker.ids() == [*(["one"] if busy else []), "one", "two", "three", "four", "five"]
+    assert not [event for event in happened if isinstance(event, events.RelayLate)]
 
 
 def test_an_old_snapshot_cannot_use_the_old_mode(log: LogDesk) -> None:
