@@ -340,6 +340,20 @@ def test_what_a_relay_leaves_behind_counts_no_start(log: LogDesk) -> None:
     assert [(one.id, one.starts) for one in log.read(B)] == [("one", 0)]
 
 
+def test_a_settlement_that_arrives_late_does_not_pass_what_is_under_way_by_then(log: LogDesk) -> None:
+    """Its answer was lost, it was repeated, and the first one still travels."""
+    log.join()
+    log.add("one", "s")
+    assert log.send() == ["one"]
+    late = PassLog(A, LEASE, log.mode, log.last)
+    log.add("two", "s")
+    assert [one.id for one in log.read()] == ["two"]
+    log.desk.execute(late)
+    log.desk.end_lease(A)
+    log.join(B)
+    assert [one.id for one in log.read(B)] == ["two"]
+
+
 def test_what_was_not_sent_is_read_again(log: LogDesk) -> None:
     log.join()
     log.add("one", "s")

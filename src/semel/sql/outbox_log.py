@@ -96,7 +96,8 @@ def _in_order(rows: Rows) -> tuple[Outgoing, ...]:
 
 def _read_wal(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
     upto, messages, end = _decoded((yield from _use_slot(QUERIES["peek"](most=3 * op.limit))))
-    rows = yield QUERIES["note"](relay=op.relay, lease=op.lease, started=end)
+    last = messages[-1][0].position if messages else 0
+    rows = yield QUERIES["note"](relay=op.relay, lease=op.lease, started=end, last=last)
     if not rows:
         return None
     passed, crashed = rows[0]
@@ -104,9 +105,10 @@ def _read_wal(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
     found = [each for each, commit in messages if commit > passed]
     if found:
         return tuple(replace(each, starts=1) if each.position <= crashed else each for each in found)
-    if (end or upto) > passed + _IDLE:
-        yield QUERIES["note"](relay=op.relay, lease=op.lease, started=end or upto)
-        yield QUERIES["pass"](relay=op.relay, lease=op.lease, last=0, stays=False, next=None)
+    last = end or upto
+    if last > passed + _IDLE:
+        yield QUERIES["note"](relay=op.relay, lease=op.lease, started=last, last=last)
+        yield _passed(PassLog(op.relay, op.lease, "wal", last))
     yield from _use_slot(QUERIES["advance"](relay=op.relay))
     return ()
 
@@ -168,9 +170,9 @@ def _move(op: PassLog) -> Program[bool]:
     rows = yield QUERIES["lock"](relay=op.relay)
     if not rows:
         return False
-    if rows[0][0] is not None and (
-        op.mode == "wal" or rows[0][0] == op.last
-    ):  # otherwise it is done already, and this is a repeat
+    started, high = rows[0]
+    # Otherwise it is done already, and this is a repeat.
+    if started is not None and op.last == (high if op.mode == "wal" else started):
         positions = yield from _move_messages(op.relay, op.moved)
         queued = {each.position: positions.get(each.id, 0) for each in op.moved}
         failed = tuple(replace(failure, position=queued[failure.position]) for failure in op.failed)
@@ -180,9 +182,8 @@ def _move(op: PassLog) -> Program[bool]:
 
 
 def _passed(op: PassLog) -> Statement:
-    # In the mode "wal" a batch ends with the commit of its last message, which only the cursor knows.
-    last = 0 if op.mode == "wal" else op.last
-    return QUERIES["pass"](relay=op.relay, lease=op.lease, last=last, stays=op.stays, next=op.then)
+    wal = op.mode == "wal"
+    return QUERIES["pass"](relay=op.relay, lease=op.lease, last=op.last, wal=wal, stays=op.stays, next=op.then)
 
 
 def _move_messages(relay: bytes, moved: Sequence[Outgoing]) -> Program[dict[str, int]]:

@@ -101,14 +101,16 @@ WHERE EXISTS (SELECT 1 FROM semel_outbox o WHERE o.stream = s.stream AND o.strea
    OR EXISTS (SELECT 1 FROM semel_hold h WHERE h.stream = s.stream AND h.until > {{now}})
 
 -- name: pass (writes)
--- The messages up to "last" (0: all) that were started are done, or, if it "stays", were not sent. Those up to "next" are
--- started now, and the lease is renewed. A repeat changes nothing else.
+-- The messages that were started, of which "last" is the last one, are done, or, if it "stays", were not sent. Those up to
+-- "next" are started now, and the lease is renewed. A repeat changes nothing else, also if it comes late, when the next
+-- messages are under way.
 WITH me AS (
     UPDATE semel_relay SET lease_end = greatest(lease_end, {{now}} + :lease::float8 * interval '1 second')
     WHERE relay = :relay::bytea AND lease_end > {{now}}
     RETURNING relay
 ), cur AS (
-    SELECT c.relay, NOT :stays::boolean AND c.started IS NOT NULL AND :last::bigint IN (0, c.started) AS moves
+    SELECT c.relay, NOT :stays::boolean AND c.started IS NOT NULL
+           AND :last::bigint = CASE WHEN :wal::boolean THEN c.high ELSE c.started END AS moves
     FROM semel_cursor c JOIN me ON c.relay = me.relay
     FOR UPDATE OF c
 )
@@ -123,7 +125,7 @@ FROM cur WHERE c.relay = cur.relay
 RETURNING 1
 
 -- name: lock (writes)
-SELECT c.started FROM semel_relay r JOIN semel_cursor c ON c.relay = r.relay
+SELECT c.started, c.high FROM semel_relay r JOIN semel_cursor c ON c.relay = r.relay
 WHERE r.relay = :relay::bytea AND r.lease_end > {{now}} FOR UPDATE
 
 -- name: move (writes)
@@ -208,12 +210,14 @@ LEFT JOIN LATERAL (
 SELECT pg_sleep(0.01)::text
 
 -- name: note (writes)
+-- In the mode "wal" a batch ends with a commit, "started", and "high" is its last message.
 WITH me AS (
     UPDATE semel_relay SET lease_end = greatest(lease_end, {{now}} + :lease::float8 * interval '1 second')
     WHERE relay = :relay::bytea AND lease_end > {{now}}
     RETURNING relay
 )
-UPDATE semel_cursor c SET started = CASE WHEN :started::bigint > c.passed THEN :started END, ends = false
+UPDATE semel_cursor c SET started = CASE WHEN :started::bigint > c.passed THEN :started END, high = :last::bigint,
+    ends = false
 FROM me WHERE c.relay = me.relay
 RETURNING c.passed, c.crashed
 
