@@ -711,6 +711,15 @@ def test_a_slot_in_use_is_dropped_when_it_is_free(log: LogDesk) -> None:
 
 
 @pytest.mark.parametrize("log", ["wal"], indirect=True)
+def test_the_mode_can_be_left_while_a_relay_reads_the_slot(log: LogDesk) -> None:
+    log.add("one", "s")
+    with slot_in_use(log):
+        log.outbox.switch("queue")
+    assert [row[0] for row in log.desk.state()["outbox"]] == ["one"]
+    assert not log.desk.sql("SELECT 1 FROM pg_replication_slots")
+
+
+@pytest.mark.parametrize("log", ["wal"], indirect=True)
 def test_a_slot_that_is_gone_is_an_error_that_says_what_to_do(log: LogDesk) -> None:
     log.desk.sql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
     with pytest.raises(ConfigurationError, match="its replication slot is gone"):

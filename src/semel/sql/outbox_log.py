@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from semel.core.messaging.messages import (
     MAX_STARTED_BYTES,
@@ -30,6 +30,7 @@ from semel.sql.connections.errors import Contention, sqlstate
 from semel.sql.outbox import outgoing, read_json, settle
 from semel.sql.program import Program, Rows, Statement, in_transaction, load_queries
 
+R = TypeVar("R")
 QUERIES: Final = load_queries(
     "semel.sql.dialects",
     "postgres_log.sql",
@@ -40,7 +41,7 @@ QUERIES: Final = load_queries(
 _IDLE: Final = 1024 * 1024
 """Move the slot forward when the database's log has this many bytes without a message."""
 _SLOT_TRIES: Final = 100
-"""How often a relay tries to use the slot while another one does, every 10 ms."""
+"""How often the slot is tried while another session uses it, every 10 ms."""
 _SLOT_IN_USE: Final = "55006"
 _POSITION: Final = itemgetter(0)
 
@@ -114,18 +115,27 @@ def _read_wal(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
 
 
 def _use_slot(statement: Statement) -> Program[Rows]:
-    """Run a statement on the slot, which only one session can use at a time.
+    """Run a statement on the slot, when it is free."""
 
-    The last statement of a relay that has lost the cursor may still be running. Wait for its end.
+    def use() -> Program[Rows]:
+        return (yield statement)
+
+    return (yield from _when_slot_is_free(use))
+
+
+def _when_slot_is_free(use: Callable[[], Program[R]]) -> Program[R]:
+    """Run a program that uses the slot, which only one session can do at a time.
+
+    A relay may be reading it, or the last statement of a relay that has lost the cursor still runs. Wait for its end.
     """
     for _ in range(_SLOT_TRIES):
         try:
-            return (yield statement)
+            return (yield from use())
         except StoreUnavailable as error:
             if error.__cause__ is None or sqlstate(error.__cause__) != _SLOT_IN_USE:
                 raise
         yield QUERIES["pause"]()
-    return (yield statement)
+    return (yield from use())
 
 
 def _decoded(rows: Rows) -> tuple[int, list[tuple[Outgoing, int]], int]:
@@ -206,7 +216,8 @@ def _switch(op: SwitchMode) -> Program[None]:
     try:
         if op.mode == "wal":
             yield from _make_slot()
-        yield from in_transaction(_switch_locked(op.mode))
+        # If a relay is reading the slot, the whole transaction is repeated. Nobody waits for it meanwhile.
+        yield from _when_slot_is_free(lambda: in_transaction(_switch_locked(op.mode)))
     except Contention as error:
         raise StoreUnavailable(
             "a transaction that has added a message is still open, and others would wait behind this change, so it was "
