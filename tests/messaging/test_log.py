@@ -563,6 +563,16 @@ def test_switching_keeps_messages_and_their_order(log: LogDesk) -> None:
     assert [one.id for one in broker.taken if one.stream == "t"] == [f"b{number}" for number in range(6)]
 
 
+def test_switching_keeps_what_a_transaction_has_added_that_did_not_wait_for_the_disk(log: LogDesk) -> None:
+    """Logical decoding shows a commit only when it is on the disk. By then the slot would be gone."""
+    conn = log.open()
+    log.desk.sql("SET synchronous_commit = off", conn=conn)
+    log.add("one", "s", conn)
+    log.outbox.switch("queue")
+    assert [row[0] for row in log.desk.state()["outbox"]] == ["one"]
+    assert log.desk.sql("SHOW synchronous_commit", conn=conn) == [("off",)]
+
+
 def test_who_adds_while_the_mode_changes_waits_and_uses_the_new_one(log: LogDesk) -> None:
     open_one, waiting_one = log.open(), log.open()
     log.desk.sql("BEGIN", conn=waiting_one)
