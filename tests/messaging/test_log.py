@@ -32,6 +32,7 @@ from semel.core.messaging.messages import (
 from semel.errors import ConfigurationError, SemelError
 from semel.messaging import AsyncOutbox, Outbox, Relay
 from semel.observe import events
+from semel.sql import outbox_log
 from semel.sql.outbox_log import LOG_PROGRAMS, QUERIES
 from tests.messaging.desks import Desk, marked
 from tests.messaging.recording_broker import RecordingBroker
@@ -683,6 +684,27 @@ def test_a_slot_that_falls_back_shows_nothing_twice(log: LogDesk) -> None:
     log.desk.sql("UPDATE semel_cursor SET passed = started, started = NULL")  # and the slot stays
     log.add("two")
     assert [one.id for one in log.read()] == ["two"]
+
+
+@pytest.mark.parametrize("changes", [3, 1500])
+@pytest.mark.parametrize("log", ["wal"], indirect=True)
+def test_messages_behind_many_of_other_programs_are_found(
+    log: LogDesk, changes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They all come from the same slot. While the broker is down, a relay asks for one message."""
+    monkeypatch.setattr(outbox_log, "_FEWEST_CHANGES", changes)
+    log.join()
+    for _ in range(150):
+        log.desk.sql("SELECT pg_logical_emit_message(true, 'other', 'x')")
+    for number in range(20):
+        log.add(f"m{number}")
+    found: list[str] = []
+    for _ in range(50):
+        batch = log.read(limit=1)
+        assert len(batch) <= 3
+        found += [one.id for one in batch]
+        assert not batch or log.settle()
+    assert found == [f"m{number}" for number in range(20)]
 
 
 @contextmanager

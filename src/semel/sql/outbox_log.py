@@ -40,6 +40,10 @@ QUERIES: Final = load_queries(
 )
 _IDLE: Final = 1024 * 1024
 """Move the slot forward when the database's log has this many bytes without a message."""
+_FEWEST_CHANGES: Final = 1500
+"""A read of the slot decodes at least so many changes, because not all of them are ours."""
+_SLOT_READS: Final = 100
+"""How often the slot is read if none of its changes is ours, before the relay looks into the queue."""
 _SLOT_TRIES: Final = 100
 """How often the slot is tried while another session uses it, every 10 ms."""
 _SLOT_IN_USE: Final = "55006"
@@ -96,21 +100,31 @@ def _in_order(rows: Rows) -> tuple[Outgoing, ...]:
 
 
 def _read_wal(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
-    upto, messages, end = _decoded((yield from _use_slot(QUERIES["peek"](most=3 * op.limit))))
-    last = messages[-1][0].position if messages else 0
-    rows = yield QUERIES["note"](relay=op.relay, lease=op.lease, started=end, last=last)
-    if not rows:
-        return None
-    passed, crashed = rows[0]
-    # After a crash of the server, or if the last advance has failed, the slot shows again what was passed.
-    found = [each for each, commit in messages if commit > passed]
-    if found:
-        return tuple(replace(each, starts=1) if each.position <= crashed else each for each in found)
-    last = end or upto
-    if last > passed + _IDLE:
-        yield QUERIES["note"](relay=op.relay, lease=op.lease, started=last, last=last)
-        yield _passed(PassLog(op.relay, op.lease, "wal", last))
-    yield from _use_slot(QUERIES["advance"](relay=op.relay))
+    most = max(3 * op.limit, _FEWEST_CHANGES)
+    for _ in range(_SLOT_READS):
+        rows = yield from _use_slot(QUERIES["peek"](most=most))
+        upto, messages, end = _decoded(rows)
+        if len(messages) > 3 * op.limit:  # whole transactions
+            end = messages[3 * op.limit - 1][1]
+            messages = [each for each in messages if each[1] <= end]
+        last = messages[-1][0].position if messages else 0
+        noted = yield QUERIES["note"](relay=op.relay, lease=op.lease, started=end, last=last)
+        if not noted:
+            return None
+        passed, crashed = noted[0]
+        # After a crash of the server, or if the last advance has failed, the slot shows again what was passed.
+        found = [each for each, commit in messages if commit > passed]
+        if found:
+            return tuple(replace(each, starts=1) if each.position <= crashed else each for each in found)
+        # Ours may stand behind many changes that are not: those must be passed, or they are all that is ever read.
+        more = rows[-1][2] is not None and rows[-1][2] >= most
+        last = end or upto
+        if more or last > passed + _IDLE:
+            yield QUERIES["note"](relay=op.relay, lease=op.lease, started=last, last=last)
+            yield _passed(PassLog(op.relay, op.lease, "wal", last))
+        yield from _use_slot(QUERIES["advance"](relay=op.relay))
+        if not more:
+            break
     return ()
 
 
@@ -143,7 +157,7 @@ def _decoded(rows: Rows) -> tuple[int, list[tuple[Outgoing, int]], int]:
     messages: list[tuple[Outgoing, int]] = []
     transaction: list[Outgoing] = []
     end = 0
-    for packed in [bytes(data) for _, data in rows if data is not None]:
+    for packed in [bytes(data) for _, data, _ in rows if data is not None]:
         if packed[0] == 67:  # C: flags, place, end, time
             end = int.from_bytes(packed[10:18], "big")
             messages += [(each, end) for each in transaction]

@@ -188,17 +188,17 @@ SELECT m.mode, c.passed FROM semel_outbox_mode m, semel_cursor c
 
 -- name: peek (reads)
 -- Messages (77, "M") with our name, and commits (67, "C"), in the order of the commits. The first transaction comes whole,
--- however large it is.
-SELECT (w.upto - '0/0'::pg_lsn)::bigint, p.data
+-- however large it is. "at" counts all changes, also the messages of other programs: from :most on there may be more.
+SELECT (w.upto - '0/0'::pg_lsn)::bigint, p.data, p.at
 FROM (SELECT pg_current_wal_flush_lsn() AS upto) AS w
 LEFT JOIN LATERAL (
-    SELECT data FROM (
-        SELECT data, sum(octet_length(data)) OVER so_far AS bytes,
+    SELECT data, at FROM (
+        SELECT data, at, sum(octet_length(data)) OVER so_far AS bytes,
                count(*) FILTER (WHERE get_byte(data, 0) = 67) OVER so_far AS commits
         FROM pg_logical_slot_peek_binary_changes(
             {{slot}}, w.upto, :most::integer,
             'proto_version', '1', 'publication_names', 'semel_outbox', 'messages', 'true'
-        )
+        ) WITH ORDINALITY AS c (lsn, xid, data, at)
         WHERE get_byte(data, 0) = 67
            OR get_byte(data, 0) = 77 AND substr(data, 11, 13) = '\x73656d656c2e6f7574626f7800'::bytea
         WINDOW so_far AS (ROWS UNBOUNDED PRECEDING)
