@@ -564,6 +564,62 @@ def test_switching_keeps_messages_and_their_order(log: LogDesk) -> None:
     assert [one.id for one in broker.taken if one.stream == "t"] == [f"b{number}" for number in range(6)]
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["before", "late"])
+def test_switching_keeps_more_than_one_batch_of_bytes(
+    log: LogDesk, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they are added in the last moment before those who add messages have to wait."""
+    empty, calls = outbox_log._empty_slot, itertools.count()
+
+    def nothing() -> Any:
+        yield from ()
+        return False
+
+    monkeypatch.setattr(outbox_log, "_empty_slot", lambda: nothing() if late and next(calls) == 0 else empty())
+    with log.desk.transaction(log.desk.conn):  # larger than a batch by itself
+        for number in range(3):
+            log.outbox.add(log.desk.conn, "made", b"x" * (5 << 20), id=f"m{number}", stream="s")
+    for number in range(3, 8):
+        with log.desk.transaction(log.desk.conn):
+            log.outbox.add(log.desk.conn, "made", b"x" * (3 << 20), id=f"m{number}", stream="s")
+    log.outbox.switch("queue")
+    rows = log.desk.sql("SELECT id, sequence FROM semel_outbox ORDER BY position")
+    assert rows == [(f"m{number}", number + 1) for number in range(8)]
+
+
+def test_switching_again_and_again_under_load_keeps_all_messages_and_their_order(
+    log: LogDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_log, "_BATCH_CHANGES", 30)
+    broker = RecordingBroker()
+    conn, count, stopping = log.open(), itertools.count(1), threading.Event()
+    added: list[str] = []
+
+    def add() -> None:
+        while not stopping.is_set():
+            log.add(f"m{next(count)}", "s", conn)
+            added.append(f"m{len(added) + 1}")
+
+    adding = threading.Thread(target=add)
+    with Relay(log.desk.store, broker):
+        adding.start()
+        try:
+            for mode in ("queue", log.mode) * 4:
+                reached = len(added) + 100
+                while len(added) < reached:
+                    assert adding.is_alive()
+                    time.sleep(0.01)
+                log.outbox.switch(mode)  # type: ignore[arg-type]
+        finally:
+            stopping.set()
+            adding.join()
+        broker.wait_for(len(added))
+        end = time.monotonic() + 30
+        while len(set(broker.ids())) < len(added) and time.monotonic() < end:
+            time.sleep(0.01)
+    assert list(dict.fromkeys(broker.ids())) == added
+
+
 def test_switching_keeps_what_a_transaction_has_added_that_did_not_wait_for_the_disk(log: LogDesk) -> None:
     """Logical decoding shows a commit only when it is on the disk. By then the slot would be gone."""
     conn = log.open()

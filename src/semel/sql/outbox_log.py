@@ -44,6 +44,9 @@ _FEWEST_CHANGES: Final = 1500
 """A read of the slot decodes at least so many changes, because not all of them are ours."""
 _SLOT_READS: Final = 100
 """How often the slot is read if none of its changes is ours, before the relay looks into the queue."""
+_BATCH_CHANGES: Final = 6000
+"""How many changes of the slot are moved to the queue at a time, before the mode is left."""
+_MOST_BATCHES: Final = 100_000
 _SLOT_TRIES: Final = 100
 """How often the slot is tried while another session uses it, every 10 ms."""
 _SLOT_IN_USE: Final = "55006"
@@ -103,7 +106,7 @@ def _read_wal(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
     most = max(3 * op.limit, _FEWEST_CHANGES)
     for _ in range(_SLOT_READS):
         rows = yield from _use_slot(QUERIES["peek"](most=most))
-        upto, messages, end = _decoded(rows)
+        upto, messages, end, _ = _decoded(rows)
         if len(messages) > 3 * op.limit:  # whole transactions
             end = messages[3 * op.limit - 1][1]
             messages = [each for each in messages if each[1] <= end]
@@ -152,19 +155,22 @@ def _when_slot_is_free(use: Callable[[], Program[R]]) -> Program[R]:
     return (yield from use())
 
 
-def _decoded(rows: Rows) -> tuple[int, list[tuple[Outgoing, int]], int]:
-    """What ``peek`` returned: where it stopped; each message and its commit; where the last commit ends."""
+def _decoded(rows: Rows) -> tuple[int, list[tuple[Outgoing, int]], int, bool]:
+    """What ``peek`` returned: where it stopped; each message and its commit; where the last commit ends; whether it was
+    cut off at its limit of bytes.
+    """
     messages: list[tuple[Outgoing, int]] = []
     transaction: list[Outgoing] = []
-    end = 0
+    end = size = 0
     for packed in [bytes(data) for _, data, _ in rows if data is not None]:
+        size += len(packed)
         if packed[0] == 67:  # C: flags, place, end, time
             end = int.from_bytes(packed[10:18], "big")
             messages += [(each, end) for each in transaction]
             transaction = []
         else:  # M: flags, position, prefix and a zero, length, content
             transaction.append(_unpacked(packed[27:], int.from_bytes(packed[2:10], "big")))
-    return rows[0][0], messages, end
+    return rows[0][0], messages, end, size >= MAX_STARTED_BYTES
 
 
 def _unpacked(content: bytes, position: int) -> Outgoing:
@@ -230,8 +236,17 @@ def _switch(op: SwitchMode) -> Program[None]:
     try:
         if op.mode == "wal":
             yield from _make_slot()
-        # If a relay is reading the slot, the whole transaction is repeated. Nobody waits for it meanwhile.
-        yield from _when_slot_is_free(lambda: in_transaction(_switch_locked(op.mode)))
+        for _ in range(_MOST_BATCHES):
+            if op.mode != "wal" and (yield from _empty_slot()):
+                continue
+            # If a relay is reading the slot, the whole transaction is repeated. Nobody waits for it meanwhile.
+            if (yield from _when_slot_is_free(lambda: in_transaction(_switch_locked(op.mode)))):
+                break
+        else:
+            raise StoreUnavailable(
+                "messages are added faster than they can be moved to the queue. The mode was not changed: try again "
+                "when there are fewer"
+            )
     except Contention as error:
         raise StoreUnavailable(
             "a transaction that has added a message is still open, and others would wait behind this change, so it was "
@@ -239,6 +254,30 @@ def _switch(op: SwitchMode) -> Program[None]:
         ) from error.__cause__
     if op.mode != "wal":  # a slot that nobody reads would fill the disk
         yield from _use_slot(QUERIES["drop_slot"]())
+
+
+def _empty_slot() -> Program[bool]:
+    """Move a batch from the database's log to the queue. Returns whether there may be more than a small rest.
+
+    All who add messages wait while the mode changes, and one statement cannot return all that a relay has left behind.
+    """
+    ((_, slot, lost, _),) = yield QUERIES["slot"]()
+    if slot is None or lost:
+        return False
+
+    def move() -> Program[bool]:
+        found = yield QUERIES["lock_wal"]()
+        if not found:
+            return False
+        rows = yield QUERIES["peek"](most=_BATCH_CHANGES)
+        _, messages, end, full = _decoded(rows)
+        yield from _move_messages(b"", [each for each, commit in messages if commit > found[0][0]])
+        yield QUERIES["skip"](passed=end)
+        return full or (rows[-1][2] is not None and rows[-1][2] >= _BATCH_CHANGES)
+
+    more = yield from _when_slot_is_free(lambda: in_transaction(move()))
+    yield from _use_slot(QUERIES["advance"](relay=None))
+    return more
 
 
 def _make_slot() -> Program[None]:
@@ -257,18 +296,22 @@ def _make_slot() -> Program[None]:
         yield QUERIES["forget"]()
 
 
-def _switch_locked(mode: OutboxMode) -> Program[None]:
+def _switch_locked(mode: OutboxMode) -> Program[bool]:
+    """Change the mode. Returns False, and changes nothing, if too much is left in the database's log."""
     yield QUERIES["lock_timeout"]()
     yield QUERIES["lock_mode"]()
     ((now, passed),) = yield QUERIES["mode"]()
     ((_, slot, lost, _),) = yield QUERIES["slot"]()
     if now == mode == "wal":
-        return
+        return True
     if now == "wal" and slot is not None and not lost:
         # What was not read yet moves to the queue, as semel_switch does with the log.
-        _, messages, _ = _decoded((yield QUERIES["peek"](most=None)))
+        _, messages, _, full = _decoded((yield QUERIES["peek"](most=None)))
+        if full:
+            return False
         yield from _move_messages(b"", [each for each, commit in messages if commit > passed])
     yield QUERIES["switch"](mode=mode)
+    return True
 
 
 LOG_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[Any]]]] = {

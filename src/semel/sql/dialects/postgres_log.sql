@@ -186,6 +186,13 @@ LOCK TABLE semel_outbox_mode IN ACCESS EXCLUSIVE MODE
 -- name: mode (reads)
 SELECT m.mode, c.passed FROM semel_outbox_mode m, semel_cursor c
 
+-- name: lock_wal (writes)
+SELECT c.passed FROM semel_outbox_mode m, semel_cursor c WHERE m.mode = 'wal' FOR UPDATE OF c
+
+-- name: skip (writes)
+-- All up to :passed is in the queue now. Whatever the relay is sending, it does not pass the cursor.
+UPDATE semel_cursor SET passed = greatest(passed, :passed::bigint), started = NULL
+
 -- name: peek (reads)
 -- Messages (77, "M") with our name, and commits (67, "C"), in the order of the commits. The first transaction comes whole,
 -- however large it is. "at" counts all changes, also the messages of other programs: from :most on there may be more.
@@ -203,7 +210,7 @@ LEFT JOIN LATERAL (
            OR get_byte(data, 0) = 77 AND substr(data, 11, 13) = '\x73656d656c2e6f7574626f7800'::bytea
         WINDOW so_far AS (ROWS UNBOUNDED PRECEDING)
     ) AS summed
-    WHERE bytes < {{bytes}} OR commits = 0 OR commits = 1 AND get_byte(data, 0) = 67
+    WHERE bytes - octet_length(data) < {{bytes}} OR commits = 0 OR commits = 1 AND get_byte(data, 0) = 67
 ) AS p ON true
 
 -- name: pause (reads)
@@ -223,7 +230,7 @@ RETURNING c.passed, c.crashed
 
 -- name: advance (writes)
 -- The server may forget what was passed. After a crash of the server the slot may be at an earlier place, so what counts is
--- the cursor.
+-- the cursor. Without a relay: whoever owns it.
 SELECT pg_replication_slot_advance(s.slot_name, '0/0'::pg_lsn + c.passed)::text
 FROM semel_cursor c JOIN pg_replication_slots s ON s.slot_name = {{slot}}
-WHERE c.relay = :relay::bytea AND '0/0'::pg_lsn + c.passed > s.confirmed_flush_lsn
+WHERE (c.relay = :relay::bytea OR :relay::bytea IS NULL) AND '0/0'::pg_lsn + c.passed > s.confirmed_flush_lsn
