@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from semel.errors import ConfigurationError, SemelError
 from semel.messaging import AsyncOutbox, Outbox, Relay
 from semel.observe import events
 from semel.observe.store_state import StoreWatch, gauges
+from semel.sql import outbox_log
 from semel.sql.outbox_log import LOG_PROGRAMS, QUERIES
 from tests.messaging.desks import Desk, marked
 from tests.messaging.recording_broker import RecordingBroker
@@ -340,6 +342,20 @@ def test_what_a_relay_leaves_behind_counts_no_start(log: LogDesk) -> None:
     assert [(one.id, one.starts) for one in log.read(B)] == [("one", 0)]
 
 
+def test_a_settlement_that_arrives_late_does_not_pass_what_is_under_way_by_then(log: LogDesk) -> None:
+    """Its answer was lost, it was repeated, and the first one still travels."""
+    log.join()
+    log.add("one", "s")
+    assert log.send() == ["one"]
+    late = PassLog(A, LEASE, log.mode, log.last)
+    log.add("two", "s")
+    assert [one.id for one in log.read()] == ["two"]
+    log.desk.execute(late)
+    log.desk.end_lease(A)
+    log.join(B)
+    assert [one.id for one in log.read(B)] == ["two"]
+
+
 def test_what_was_not_sent_is_read_again(log: LogDesk) -> None:
     log.join()
     log.add("one", "s")
@@ -549,6 +565,72 @@ def test_switching_keeps_messages_and_their_order(log: LogDesk) -> None:
     assert [one.id for one in broker.taken if one.stream == "t"] == [f"b{number}" for number in range(6)]
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["before", "late"])
+def test_switching_keeps_more_than_one_batch_of_bytes(
+    log: LogDesk, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they are added in the last moment before those who add messages have to wait."""
+    empty, calls = outbox_log._empty_slot, itertools.count()
+
+    def nothing() -> Any:
+        yield from ()
+        return False
+
+    monkeypatch.setattr(outbox_log, "_empty_slot", lambda: nothing() if late and next(calls) == 0 else empty())
+    with log.desk.transaction(log.desk.conn):  # larger than a batch by itself
+        for number in range(3):
+            log.outbox.add(log.desk.conn, "made", b"x" * (5 << 20), id=f"m{number}", stream="s")
+    for number in range(3, 8):
+        with log.desk.transaction(log.desk.conn):
+            log.outbox.add(log.desk.conn, "made", b"x" * (3 << 20), id=f"m{number}", stream="s")
+    log.outbox.switch("queue")
+    rows = log.desk.sql("SELECT id, sequence FROM semel_outbox ORDER BY position")
+    assert rows == [(f"m{number}", number + 1) for number in range(8)]
+
+
+def test_switching_again_and_again_under_load_keeps_all_messages_and_their_order(
+    log: LogDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_log, "_BATCH_CHANGES", 30)
+    broker = RecordingBroker()
+    conn, count, stopping = log.open(), itertools.count(1), threading.Event()
+    added: list[str] = []
+
+    def add() -> None:
+        while not stopping.is_set():
+            log.add(f"m{next(count)}", "s", conn)
+            added.append(f"m{len(added) + 1}")
+
+    adding = threading.Thread(target=add)
+    with Relay(log.desk.store, broker):
+        adding.start()
+        try:
+            for mode in ("queue", log.mode) * 4:
+                reached = len(added) + 100
+                while len(added) < reached:
+                    assert adding.is_alive()
+                    time.sleep(0.01)
+                log.outbox.switch(mode)  # type: ignore[arg-type]
+        finally:
+            stopping.set()
+            adding.join()
+        broker.wait_for(len(added))
+        end = time.monotonic() + 30
+        while len(set(broker.ids())) < len(added) and time.monotonic() < end:
+            time.sleep(0.01)
+    assert list(dict.fromkeys(broker.ids())) == added
+
+
+def test_switching_keeps_what_a_transaction_has_added_that_did_not_wait_for_the_disk(log: LogDesk) -> None:
+    """Logical decoding shows a commit only when it is on the disk. By then the slot would be gone."""
+    conn = log.open()
+    log.desk.sql("SET synchronous_commit = off", conn=conn)
+    log.add("one", "s", conn)
+    log.outbox.switch("queue")
+    assert [row[0] for row in log.desk.state()["outbox"]] == ["one"]
+    assert log.desk.sql("SHOW synchronous_commit", conn=conn) == [("off",)]
+
+
 def test_who_adds_while_the_mode_changes_waits_and_uses_the_new_one(log: LogDesk) -> None:
     open_one, waiting_one = log.open(), log.open()
     log.desk.sql("BEGIN", conn=waiting_one)
@@ -567,6 +649,34 @@ def test_who_adds_while_the_mode_changes_waits_and_uses_the_new_one(log: LogDesk
     adding.join()
     log.desk.sql("COMMIT", conn=waiting_one)
     assert [row[0] for row in log.desk.state()["outbox"]] == ["one", "two"]
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_relay_keeps_its_streams_when_the_mode_changes(log: LogDesk, busy: bool) -> None:
+    """It loses the cursor, but not its lease. Under another name it would wait for the end of that lease."""
+    broker = RecordingBroker()
+    happened: list[events.Event] = []
+    sent = itertools.count(3 if busy else 2)
+    log.add("one", "s")
+    if busy:
+        broker.before = lambda: log.outbox.switch("queue")
+    with Relay(log.desk.store, broker, lease="1h", on_event=happened.append):
+        broker.wait_for(1)
+        broker.before = lambda: None
+        if not busy:
+            while log.desk.sql("SELECT 1 FROM semel_cursor WHERE started IS NOT NULL"):
+                time.sleep(0.01)
+            log.outbox.switch("queue")
+        else:  # what was under way is in the queue, and is sent again
+            broker.wait_for(2)
+        for id in ("two", "three", "four"):
+            log.add(id, "s")
+            broker.wait_for(next(sent))
+        log.outbox.switch(log.mode)
+        log.add("five", "s")
+        broker.wait_for(next(sent))
+    assert broker.ids() == [*(["one"] if busy else []), "one", "two", "three", "four", "five"]
+    assert not [event for event in happened if isinstance(event, events.RelayLate)]
 
 
 def test_an_old_snapshot_cannot_use_the_old_mode(log: LogDesk) -> None:
@@ -633,6 +743,27 @@ def test_a_slot_that_falls_back_shows_nothing_twice(log: LogDesk) -> None:
     assert [one.id for one in log.read()] == ["two"]
 
 
+@pytest.mark.parametrize("changes", [3, 1500])
+@pytest.mark.parametrize("log", ["wal"], indirect=True)
+def test_messages_behind_many_of_other_programs_are_found(
+    log: LogDesk, changes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They all come from the same slot. While the broker is down, a relay asks for one message."""
+    monkeypatch.setattr(outbox_log, "_FEWEST_CHANGES", changes)
+    log.join()
+    for _ in range(150):
+        log.desk.sql("SELECT pg_logical_emit_message(true, 'other', 'x')")
+    for number in range(20):
+        log.add(f"m{number}")
+    found: list[str] = []
+    for _ in range(50):
+        batch = log.read(limit=1)
+        assert len(batch) <= 3
+        found += [one.id for one in batch]
+        assert not batch or log.settle()
+    assert found == [f"m{number}" for number in range(20)]
+
+
 @contextmanager
 def slot_in_use(log: LogDesk) -> Iterator[None]:
     """For 0.2 seconds another session uses the slot. Here it replicates."""
@@ -665,6 +796,15 @@ def test_a_slot_in_use_is_dropped_when_it_is_free(log: LogDesk) -> None:
     log.desk.sql("UPDATE semel_outbox_mode SET mode = 'log'")
     with slot_in_use(log):
         log.outbox.switch("log")
+    assert not log.desk.sql("SELECT 1 FROM pg_replication_slots")
+
+
+@pytest.mark.parametrize("log", ["wal"], indirect=True)
+def test_the_mode_can_be_left_while_a_relay_reads_the_slot(log: LogDesk) -> None:
+    log.add("one", "s")
+    with slot_in_use(log):
+        log.outbox.switch("queue")
+    assert [row[0] for row in log.desk.state()["outbox"]] == ["one"]
     assert not log.desk.sql("SELECT 1 FROM pg_replication_slots")
 
 

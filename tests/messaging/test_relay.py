@@ -246,6 +246,48 @@ def test_async_wake_and_stop(open_desk: OpenDesk) -> None:
     assert desk.state()["relay"] == {}
 
 
+@pytest.mark.timeout(30)
+def test_a_relay_that_drains_while_it_runs_in_the_background_still_stops(sqlite: Desk) -> None:
+    broker = RecordingBroker()
+    with Relay(sqlite.store, broker) as relay:
+        wait_until(lambda: relay.report.lanes == 64)
+        relay.drain()
+        sqlite.add("m1")
+        relay.wake()
+        broker.wait_for(1)
+    assert sqlite.state()["relay"] == {}
+
+
+def test_a_relay_that_was_stopped_can_drain(sqlite: Desk) -> None:
+    relay = Relay(sqlite.store, RecordingBroker())
+    with relay:
+        wait_until(lambda: relay.report.lanes == 64)
+    sqlite.add("m1")
+    assert relay.drain().sent == 1
+    sqlite.add("m2")
+    relay.stop()  # a signal that comes before the beginning is not lost
+    assert relay.drain().sent == 0
+    assert relay.drain().sent == 1
+
+
+def test_an_async_relay_that_was_stopped_can_drain(open_desk: OpenDesk) -> None:
+    desk = open_desk("async-sqlite")
+    relay = AsyncRelay(desk.store, RecordingBroker())
+
+    async def main() -> None:
+        async with relay:
+            await asyncio.to_thread(wait_until, lambda: relay.report.lanes == 64)
+        desk.add("m1")
+        assert (await relay.drain()).sent == 1
+        desk.add("m2")
+        await relay.stop()
+        assert (await relay.drain()).sent == 0
+        assert (await relay.drain()).sent == 1
+
+    assert desk._runner is not None
+    desk._runner.run(main())
+
+
 def test_an_async_relay_starts_again_in_another_event_loop(open_desk: OpenDesk) -> None:
     """As in the tests of an application that starts it in its lifespan."""
     desk = open_desk("async-sqlite")

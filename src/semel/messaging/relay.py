@@ -156,16 +156,20 @@ class Relay:
             broker, batch, lease, tries, pause, longest_pause, on_poison, allow_unordered, reporter(_log, on_event)
         )
         self._background = BackgroundThread("semel-relay")
-        self._running: tuple[asyncio.AbstractEventLoop, _Driver] | None = None
+        self._running: dict[_Driver, asyncio.AbstractEventLoop] = {}
+        """Several, if it drains while it runs in the background."""
+        self._stopping = False
+        """Whether those that run, or else the next one, are to end."""
         survive_forks(self._forked)
 
     def start(self) -> None:
         """Start, in the background."""
+        self._stopping = False
         self._background.start(self.run)
 
     def stop(self, timeout: float | None = None) -> None:
         """Stop after the batch that is being sent. Waits for it, for at most ``timeout`` seconds."""
-        self._background.stopping.set()
+        self._stopping = True
         self._tell(_Driver.ask_to_stop)
         self._background.stop(timeout)
 
@@ -187,23 +191,25 @@ class Relay:
     async def _in_loop(self, use: Callable[[_Driver], Coroutine[Any, Any, R]]) -> R:
         store = ThreadedStore(self._store)
         driver = _Driver(store, self._broker, self._plan, self.report)
-        self._running = (asyncio.get_running_loop(), driver)
-        driver.stopping = self._background.stopping.is_set()  # it may have been set before there was a loop to tell
+        self._running[driver] = asyncio.get_running_loop()
+        driver.stopping = self._stopping  # it may have been set before there was a loop to tell
         try:
             return await use(driver)
         finally:
-            self._running = None
+            del self._running[driver]
+            if not self._running:  # at the end, because a signal that comes before the beginning must not be lost
+                self._stopping = False
             store.shut_down()
 
     def _tell(self, what: Callable[[_Driver], None]) -> None:
-        running = self._running
-        if running is not None:
+        for driver, loop in list(self._running.items()):
             with suppress(RuntimeError):  # the loop has just been closed
-                running[0].call_soon_threadsafe(what, running[1])
+                loop.call_soon_threadsafe(what, driver)
 
     def _forked(self) -> None:
-        """In a forked child: the loop stayed in the parent."""
-        self._running = None
+        """In a forked child: the loops stayed in the parent."""
+        self._running = {}
+        self._stopping = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -225,6 +231,7 @@ class _Driver:
         self._report = report
         self._awake = asyncio.Event()
         self.stopping = False
+        self._runs = 0
 
     def ask_to_stop(self) -> None:
         self.stopping = True
@@ -236,6 +243,7 @@ class _Driver:
     async def run(self) -> None:
         self._awake = asyncio.Event()  # that of an earlier run belongs to the event loop of that run
         listener = asyncio.create_task(self._listen(), name="semel-relay-listener") if self._store.wakes else None
+        self._runs += 1
         try:
             while not self.stopping:
                 try:
@@ -244,6 +252,7 @@ class _Driver:
                     self._plan.hook(events.StoreFailed("", "", "", "relay", describe_error(error)))
                     await self._rest(FAILED_PAUSE)
         finally:
+            self._end()
             if listener is not None:
                 listener.cancel()
                 await asyncio.gather(listener, return_exceptions=True)
@@ -251,11 +260,18 @@ class _Driver:
 
     async def drain(self) -> RelayReport:
         report = RelayReport()
+        self._runs += 1
         try:
             await self._drive(self._plan.run(lambda: self.stopping, report, until_idle=True))
         finally:
+            self._end()
             await self._broker.close()
         return report
+
+    def _end(self) -> None:
+        self._runs -= 1
+        if not self._runs:  # the next one is not stopped
+            self.stopping = False
 
     async def _drive(self, flow: RelayFlow) -> None:
         answer: Any = None

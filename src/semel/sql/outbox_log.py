@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from semel.core.messaging.messages import (
     MAX_STARTED_BYTES,
@@ -30,6 +30,7 @@ from semel.sql.connections.errors import Contention, sqlstate
 from semel.sql.outbox import outgoing, read_json, settle
 from semel.sql.program import Program, Rows, Statement, in_transaction, load_queries
 
+R = TypeVar("R")
 QUERIES: Final = load_queries(
     "semel.sql.dialects",
     "postgres_log.sql",
@@ -39,8 +40,15 @@ QUERIES: Final = load_queries(
 )
 _IDLE: Final = 1024 * 1024
 """Move the slot forward when the database's log has this many bytes without a message."""
+_FEWEST_CHANGES: Final = 1500
+"""A read of the slot decodes at least so many changes, because not all of them are ours."""
+_SLOT_READS: Final = 100
+"""How often the slot is read if none of its changes is ours, before the relay looks into the queue."""
+_BATCH_CHANGES: Final = 6000
+"""How many changes of the slot are moved to the queue at a time, before the mode is left."""
+_MOST_BATCHES: Final = 100_000
 _SLOT_TRIES: Final = 100
-"""How often a relay tries to use the slot while another one does, every 10 ms."""
+"""How often the slot is tried while another session uses it, every 10 ms."""
 _SLOT_IN_USE: Final = "55006"
 _POSITION: Final = itemgetter(0)
 
@@ -95,50 +103,74 @@ def _in_order(rows: Rows) -> tuple[Outgoing, ...]:
 
 
 def _read_wal(op: ReadLog) -> Program[tuple[Outgoing, ...] | None]:
-    upto, messages, end = _decoded((yield from _use_slot(QUERIES["peek"](most=3 * op.limit))))
-    rows = yield QUERIES["note"](relay=op.relay, lease=op.lease, started=end)
-    if not rows:
-        return None
-    passed, crashed = rows[0]
-    # After a crash of the server, or if the last advance has failed, the slot shows again what was passed.
-    found = [each for each, commit in messages if commit > passed]
-    if found:
-        return tuple(replace(each, starts=1) if each.position <= crashed else each for each in found)
-    if (end or upto) > passed + _IDLE:
-        yield QUERIES["note"](relay=op.relay, lease=op.lease, started=end or upto)
-        yield QUERIES["pass"](relay=op.relay, lease=op.lease, last=0, stays=False, next=None)
-    yield from _use_slot(QUERIES["advance"](relay=op.relay))
+    most = max(3 * op.limit, _FEWEST_CHANGES)
+    for _ in range(_SLOT_READS):
+        rows = yield from _use_slot(QUERIES["peek"](most=most))
+        upto, messages, end, _ = _decoded(rows)
+        if len(messages) > 3 * op.limit:  # whole transactions
+            end = messages[3 * op.limit - 1][1]
+            messages = [each for each in messages if each[1] <= end]
+        last = messages[-1][0].position if messages else 0
+        noted = yield QUERIES["note"](relay=op.relay, lease=op.lease, started=end, last=last)
+        if not noted:
+            return None
+        passed, crashed = noted[0]
+        # After a crash of the server, or if the last advance has failed, the slot shows again what was passed.
+        found = [each for each, commit in messages if commit > passed]
+        if found:
+            return tuple(replace(each, starts=1) if each.position <= crashed else each for each in found)
+        # Ours may stand behind many changes that are not: those must be passed, or they are all that is ever read.
+        more = rows[-1][2] is not None and rows[-1][2] >= most
+        last = end or upto
+        if more or last > passed + _IDLE:
+            yield QUERIES["note"](relay=op.relay, lease=op.lease, started=last, last=last)
+            yield _passed(PassLog(op.relay, op.lease, "wal", last))
+        yield from _use_slot(QUERIES["advance"](relay=op.relay))
+        if not more:
+            break
     return ()
 
 
 def _use_slot(statement: Statement) -> Program[Rows]:
-    """Run a statement on the slot, which only one session can use at a time.
+    """Run a statement on the slot, when it is free."""
 
-    The last statement of a relay that has lost the cursor may still be running. Wait for its end.
+    def use() -> Program[Rows]:
+        return (yield statement)
+
+    return (yield from _when_slot_is_free(use))
+
+
+def _when_slot_is_free(use: Callable[[], Program[R]]) -> Program[R]:
+    """Run a program that uses the slot, which only one session can do at a time.
+
+    A relay may be reading it, or the last statement of a relay that has lost the cursor still runs. Wait for its end.
     """
     for _ in range(_SLOT_TRIES):
         try:
-            return (yield statement)
+            return (yield from use())
         except StoreUnavailable as error:
             if error.__cause__ is None or sqlstate(error.__cause__) != _SLOT_IN_USE:
                 raise
         yield QUERIES["pause"]()
-    return (yield statement)
+    return (yield from use())
 
 
-def _decoded(rows: Rows) -> tuple[int, list[tuple[Outgoing, int]], int]:
-    """What ``peek`` returned: where it stopped; each message and its commit; where the last commit ends."""
+def _decoded(rows: Rows) -> tuple[int, list[tuple[Outgoing, int]], int, bool]:
+    """What ``peek`` returned: where it stopped; each message and its commit; where the last commit ends; whether it was
+    cut off at its limit of bytes.
+    """
     messages: list[tuple[Outgoing, int]] = []
     transaction: list[Outgoing] = []
-    end = 0
-    for packed in [bytes(data) for _, data in rows if data is not None]:
+    end = size = 0
+    for packed in [bytes(data) for _, data, _ in rows if data is not None]:
+        size += len(packed)
         if packed[0] == 67:  # C: flags, place, end, time
             end = int.from_bytes(packed[10:18], "big")
             messages += [(each, end) for each in transaction]
             transaction = []
         else:  # M: flags, position, prefix and a zero, length, content
             transaction.append(_unpacked(packed[27:], int.from_bytes(packed[2:10], "big")))
-    return rows[0][0], messages, end
+    return rows[0][0], messages, end, size >= MAX_STARTED_BYTES
 
 
 def _unpacked(content: bytes, position: int) -> Outgoing:
@@ -168,9 +200,9 @@ def _move(op: PassLog) -> Program[bool]:
     rows = yield QUERIES["lock"](relay=op.relay)
     if not rows:
         return False
-    if rows[0][0] is not None and (
-        op.mode == "wal" or rows[0][0] == op.last
-    ):  # otherwise it is done already, and this is a repeat
+    started, high = rows[0]
+    # Otherwise it is done already, and this is a repeat.
+    if started is not None and op.last == (high if op.mode == "wal" else started):
         positions = yield from _move_messages(op.relay, op.moved)
         queued = {each.position: positions.get(each.id, 0) for each in op.moved}
         failed = tuple(replace(failure, position=queued[failure.position]) for failure in op.failed)
@@ -180,9 +212,8 @@ def _move(op: PassLog) -> Program[bool]:
 
 
 def _passed(op: PassLog) -> Statement:
-    # In the mode "wal" a batch ends with the commit of its last message, which only the cursor knows.
-    last = 0 if op.mode == "wal" else op.last
-    return QUERIES["pass"](relay=op.relay, lease=op.lease, last=last, stays=op.stays, next=op.then)
+    wal = op.mode == "wal"
+    return QUERIES["pass"](relay=op.relay, lease=op.lease, last=op.last, wal=wal, stays=op.stays, next=op.then)
 
 
 def _move_messages(relay: bytes, moved: Sequence[Outgoing]) -> Program[dict[str, int]]:
@@ -205,7 +236,17 @@ def _switch(op: SwitchMode) -> Program[None]:
     try:
         if op.mode == "wal":
             yield from _make_slot()
-        yield from in_transaction(_switch_locked(op.mode))
+        for _ in range(_MOST_BATCHES):
+            if op.mode != "wal" and (yield from _empty_slot()):
+                continue
+            # If a relay is reading the slot, the whole transaction is repeated. Nobody waits for it meanwhile.
+            if (yield from _when_slot_is_free(lambda: in_transaction(_switch_locked(op.mode)))):
+                break
+        else:
+            raise StoreUnavailable(
+                "messages are added faster than they can be moved to the queue. The mode was not changed: try again "
+                "when there are fewer"
+            )
     except Contention as error:
         raise StoreUnavailable(
             "a transaction that has added a message is still open, and others would wait behind this change, so it was "
@@ -213,6 +254,30 @@ def _switch(op: SwitchMode) -> Program[None]:
         ) from error.__cause__
     if op.mode != "wal":  # a slot that nobody reads would fill the disk
         yield from _use_slot(QUERIES["drop_slot"]())
+
+
+def _empty_slot() -> Program[bool]:
+    """Move a batch from the database's log to the queue. Returns whether there may be more than a small rest.
+
+    All who add messages wait while the mode changes, and one statement cannot return all that a relay has left behind.
+    """
+    ((_, slot, lost, _),) = yield QUERIES["slot"]()
+    if slot is None or lost:
+        return False
+
+    def move() -> Program[bool]:
+        found = yield QUERIES["lock_wal"]()
+        if not found:
+            return False
+        rows = yield QUERIES["peek"](most=_BATCH_CHANGES)
+        _, messages, end, full = _decoded(rows)
+        yield from _move_messages(b"", [each for each, commit in messages if commit > found[0][0]])
+        yield QUERIES["skip"](passed=end)
+        return full or (rows[-1][2] is not None and rows[-1][2] >= _BATCH_CHANGES)
+
+    more = yield from _when_slot_is_free(lambda: in_transaction(move()))
+    yield from _use_slot(QUERIES["advance"](relay=None))
+    return more
 
 
 def _make_slot() -> Program[None]:
@@ -231,18 +296,22 @@ def _make_slot() -> Program[None]:
         yield QUERIES["forget"]()
 
 
-def _switch_locked(mode: OutboxMode) -> Program[None]:
+def _switch_locked(mode: OutboxMode) -> Program[bool]:
+    """Change the mode. Returns False, and changes nothing, if too much is left in the database's log."""
     yield QUERIES["lock_timeout"]()
     yield QUERIES["lock_mode"]()
     ((now, passed),) = yield QUERIES["mode"]()
     ((_, slot, lost, _),) = yield QUERIES["slot"]()
     if now == mode == "wal":
-        return
+        return True
     if now == "wal" and slot is not None and not lost:
         # What was not read yet moves to the queue, as semel_switch does with the log.
-        _, messages, _ = _decoded((yield QUERIES["peek"](most=None)))
+        _, messages, _, full = _decoded((yield QUERIES["peek"](most=None)))
+        if full:
+            return False
         yield from _move_messages(b"", [each for each, commit in messages if commit > passed])
     yield QUERIES["switch"](mode=mode)
+    return True
 
 
 LOG_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[Any]]]] = {

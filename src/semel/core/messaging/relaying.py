@@ -297,7 +297,7 @@ class _Run:
         any_sent = False
         found: tuple[Outgoing, ...] | None
         self._ahead = _NONE  # what is left from before an error is read again
-        while self._relay is not None:
+        while self._relay is not None and self._mode is not None:
             now = plan.clock()
             limit = 1 if self._outage else plan.batch * LARGE
             if self._ahead:
@@ -308,7 +308,7 @@ class _Run:
             else:
                 found = yield from self._execute(ReadLog(self._relay, limit, plan.lease, mode))
             if found is None:
-                self._relay = None
+                self._mode = None  # ask again; if the lease has ended as well, the queue says so
             elif not found:
                 return any_sent
             else:
@@ -406,8 +406,13 @@ class _Run:
         if settled is None:
             self._ahead, self._read_on = _NONE, 0
         elif not settled:
-            self._relay = None
             self._ahead = _NONE
+            if log and plan.clock() < began + plan.lease:
+                # Somebody has changed the mode of the outbox, and what was under way is in the queue. The lanes still
+                # belong to this relay: under another name it would wait for the end of its own lease.
+                self._mode = None
+                return []
+            self._relay = None
             plan.hook(events.RelayLate("", "", "", len(op.sent)))
             return []
         self._report.sent += len(op.sent)

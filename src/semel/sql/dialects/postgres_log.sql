@@ -101,14 +101,16 @@ WHERE EXISTS (SELECT 1 FROM semel_outbox o WHERE o.stream = s.stream AND o.strea
    OR EXISTS (SELECT 1 FROM semel_hold h WHERE h.stream = s.stream AND h.until > {{now}})
 
 -- name: pass (writes)
--- The messages up to "last" (0: all) that were started are done, or, if it "stays", were not sent. Those up to "next" are
--- started now, and the lease is renewed. A repeat changes nothing else.
+-- The messages that were started, of which "last" is the last one, are done, or, if it "stays", were not sent. Those up to
+-- "next" are started now, and the lease is renewed. A repeat changes nothing else, also if it comes late, when the next
+-- messages are under way.
 WITH me AS (
     UPDATE semel_relay SET lease_end = greatest(lease_end, {{now}} + :lease::float8 * interval '1 second')
     WHERE relay = :relay::bytea AND lease_end > {{now}}
     RETURNING relay
 ), cur AS (
-    SELECT c.relay, NOT :stays::boolean AND c.started IS NOT NULL AND :last::bigint IN (0, c.started) AS moves
+    SELECT c.relay, NOT :stays::boolean AND c.started IS NOT NULL
+           AND :last::bigint = CASE WHEN :wal::boolean THEN c.high ELSE c.started END AS moves
     FROM semel_cursor c JOIN me ON c.relay = me.relay
     FOR UPDATE OF c
 )
@@ -123,7 +125,7 @@ FROM cur WHERE c.relay = cur.relay
 RETURNING 1
 
 -- name: lock (writes)
-SELECT c.started FROM semel_relay r JOIN semel_cursor c ON c.relay = r.relay
+SELECT c.started, c.high FROM semel_relay r JOIN semel_cursor c ON c.relay = r.relay
 WHERE r.relay = :relay::bytea AND r.lease_end > {{now}} FOR UPDATE
 
 -- name: move (writes)
@@ -184,42 +186,51 @@ LOCK TABLE semel_outbox_mode IN ACCESS EXCLUSIVE MODE
 -- name: mode (reads)
 SELECT m.mode, c.passed FROM semel_outbox_mode m, semel_cursor c
 
+-- name: lock_wal (writes)
+SELECT c.passed FROM semel_outbox_mode m, semel_cursor c WHERE m.mode = 'wal' FOR UPDATE OF c
+
+-- name: skip (writes)
+-- All up to :passed is in the queue now. Whatever the relay is sending, it does not pass the cursor.
+UPDATE semel_cursor SET passed = greatest(passed, :passed::bigint), started = NULL
+
 -- name: peek (reads)
 -- Messages (77, "M") with our name, and commits (67, "C"), in the order of the commits. The first transaction comes whole,
--- however large it is.
-SELECT (w.upto - '0/0'::pg_lsn)::bigint, p.data
+-- however large it is. "at" counts all changes, also the messages of other programs: from :most on there may be more.
+SELECT (w.upto - '0/0'::pg_lsn)::bigint, p.data, p.at
 FROM (SELECT pg_current_wal_flush_lsn() AS upto) AS w
 LEFT JOIN LATERAL (
-    SELECT data FROM (
-        SELECT data, sum(octet_length(data)) OVER so_far AS bytes,
+    SELECT data, at FROM (
+        SELECT data, at, sum(octet_length(data)) OVER so_far AS bytes,
                count(*) FILTER (WHERE get_byte(data, 0) = 67) OVER so_far AS commits
         FROM pg_logical_slot_peek_binary_changes(
             {{slot}}, w.upto, :most::integer,
             'proto_version', '1', 'publication_names', 'semel_outbox', 'messages', 'true'
-        )
+        ) WITH ORDINALITY AS c (lsn, xid, data, at)
         WHERE get_byte(data, 0) = 67
            OR get_byte(data, 0) = 77 AND substr(data, 11, 13) = '\x73656d656c2e6f7574626f7800'::bytea
         WINDOW so_far AS (ROWS UNBOUNDED PRECEDING)
     ) AS summed
-    WHERE bytes < {{bytes}} OR commits = 0 OR commits = 1 AND get_byte(data, 0) = 67
+    WHERE bytes - octet_length(data) < {{bytes}} OR commits = 0 OR commits = 1 AND get_byte(data, 0) = 67
 ) AS p ON true
 
 -- name: pause (reads)
 SELECT pg_sleep(0.01)::text
 
 -- name: note (writes)
+-- In the mode "wal" a batch ends with a commit, "started", and "high" is its last message.
 WITH me AS (
     UPDATE semel_relay SET lease_end = greatest(lease_end, {{now}} + :lease::float8 * interval '1 second')
     WHERE relay = :relay::bytea AND lease_end > {{now}}
     RETURNING relay
 )
-UPDATE semel_cursor c SET started = CASE WHEN :started::bigint > c.passed THEN :started END, ends = false
+UPDATE semel_cursor c SET started = CASE WHEN :started::bigint > c.passed THEN :started END, high = :last::bigint,
+    ends = false
 FROM me WHERE c.relay = me.relay
 RETURNING c.passed, c.crashed
 
 -- name: advance (writes)
 -- The server may forget what was passed. After a crash of the server the slot may be at an earlier place, so what counts is
--- the cursor.
+-- the cursor. Without a relay: whoever owns it.
 SELECT pg_replication_slot_advance(s.slot_name, '0/0'::pg_lsn + c.passed)::text
 FROM semel_cursor c JOIN pg_replication_slots s ON s.slot_name = {{slot}}
-WHERE c.relay = :relay::bytea AND '0/0'::pg_lsn + c.passed > s.confirmed_flush_lsn
+WHERE (c.relay = :relay::bytea OR :relay::bytea IS NULL) AND '0/0'::pg_lsn + c.passed > s.confirmed_flush_lsn

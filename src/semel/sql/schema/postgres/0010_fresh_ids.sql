@@ -58,6 +58,11 @@ BEGIN
             new_source, new_destination, new_stream, new_subject, new_content_type, new_headers, new_data
         );
     ELSE
+        IF current_setting('synchronous_commit') = 'off' THEN
+            -- Logical decoding shows a commit only when it is on the disk. A change of the mode waits for this
+            -- transaction, but then could not see its messages, and would drop the slot.
+            PERFORM set_config('synchronous_commit', 'local', true);
+        END IF;
         PERFORM pg_logical_emit_message(true, 'semel.outbox', convert_to(json_build_array(
             new_id, new_type, new_source, new_destination, new_stream, place, new_subject, new_content_type,
             extract(epoch FROM statement_timestamp())::float8, new_headers
