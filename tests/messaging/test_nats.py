@@ -417,6 +417,26 @@ class TestConsuming(OnNATS):
 
         asyncio.run(main())
 
+    @pytest.mark.parametrize("status", ["shipped", "404", "100"])
+    def test_a_message_with_a_header_of_the_server_is_delivered(
+        self, server: NATSServer, subject: str, status: str
+    ) -> None:
+        """nats-py dropped it, or raised KeyError, and all that follow waited for it for ever."""
+
+        async def main() -> None:
+            connection = await nats_py.connect(server.url)
+            for id in ("1", "2"):
+                await connection.jetstream().publish(subject, b"{}", headers={"Status": status, "ce-id": id})
+            await connection.close()
+            source = NATSSource(server.url, subject=subject, durable="d")
+            for id in ("1", "2"):
+                [found] = await receive(source, 1)
+                assert (found.message.id, found.message.headers) == (id, {"status": status})
+                await source.acknowledge([found])
+            await source.close()
+
+        asyncio.run(main())
+
     def test_a_consumer_that_keeps_no_order_is_refused(self, server: NATSServer, subject: str) -> None:
         async def main() -> None:
             shared = NATSSource(server.url, subject=subject, durable="d", ordered=False, max_ack_pending=10)

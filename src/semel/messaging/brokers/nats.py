@@ -19,7 +19,7 @@ import json
 import math
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -505,6 +505,7 @@ class _Client:
             lost = asyncio.Event()
             seen: list[Exception] = []
             connection = Client()
+            connection.msg_class = _message_class()
             try:
                 async with asyncio.timeout(self._timeout):
                     await connection.connect(
@@ -529,6 +530,23 @@ class _Client:
                 self.lost = lost
                 return connection
         raise BrokerUnavailable(f"NATS cannot be reached: {'; '.join(reasons)}")
+
+
+@cache
+def _message_class() -> type[Msg]:
+    """Return nats-py's class of messages, without headers that nats-py would take for a status of the server.
+
+    A producer may send a header ``Status``. nats-py drops such a message or fails, each time that it comes.
+    """
+    from nats.aio.msg import Msg
+
+    class JetStreamMessage(Msg):
+        def __init__(self, **fields: Any) -> None:
+            super().__init__(**fields)
+            if self.headers and "Status" in self.headers and self.reply.startswith("$JS.ACK."):
+                self.headers["status"] = self.headers.pop("Status")
+
+    return JetStreamMessage
 
 
 def _abandon(connection: NATS) -> None:
