@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import logging
 import queue
 import socket
@@ -11,6 +12,7 @@ import sqlite3
 import ssl
 import threading
 import time
+import tracemalloc
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -249,6 +251,41 @@ def test_a_message_is_sent_when_the_receiver_says_so_whatever_becomes_of_its_bod
         broker = WebhookBroker(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", secret=None, timeout=3)
         assert await broker.publish([message(data=b"")], time.monotonic() + 10) == [Sent()]
         await broker.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+
+
+def test_a_small_answer_that_unpacks_to_a_large_one_is_not_unpacked() -> None:
+    bomb = gzip.compress(bytes(60_000_000))
+    connections, ended = 0, asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                head = f"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: {len(bomb)}\r\n\r\n"
+                writer.write(head.encode() + bomb)
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    async def main() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        broker = WebhookBroker(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", secret=None)
+        tracemalloc.start()
+        try:
+            for _ in range(2):
+                assert await broker.publish([message(data=b"")], time.monotonic() + 10) == [Sent()]
+            assert tracemalloc.get_traced_memory()[1] < 20_000_000
+        finally:
+            tracemalloc.stop()
+        assert connections == 1, "it is read, so that the connection can be used again"
+        await broker.close()
+        await ended.wait()
         server.close()
         await server.wait_closed()
 

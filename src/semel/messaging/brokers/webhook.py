@@ -175,7 +175,8 @@ class WebhookBroker:
             if length.isdecimal() and int(length) <= LARGEST_BODY:
                 with suppress(self._httpx.HTTPError, TimeoutError):
                     async with asyncio.timeout(BODY_TIMEOUT):
-                        await response.aread()
+                        async for _ in response.aiter_raw():  # as it came: unpacked, it could fill the memory
+                            pass
         finally:
             await response.aclose()
         return _result(response.status_code, response.headers.get("retry-after"))
