@@ -293,12 +293,13 @@ def test_a_small_answer_that_unpacks_to_a_large_one_is_not_unpacked() -> None:
 
 
 def test_a_function_that_has_no_secret_for_a_message_fails_that_one_alone(receiver: Receiver) -> None:
-    secrets = {"": SECRET}
+    secrets: dict[str, Any] = {"": SECRET, "bytes": SECRET.encode(), "cut": SECRET[:-2]}
     broker = WebhookBroker(receiver.url, secret=lambda message: secrets[message.subject])
-    sent, failed = publish(broker, message(), message(subject="unknown"))
+    sent, *failed = publish(broker, message(), *(message(subject=each) for each in ("unknown", "bytes", "cut")))
     assert sent == Sent()
-    assert isinstance(failed, TryAgain)
-    assert "KeyError" in failed.reason
+    assert [type(each) for each in failed] == [TryAgain] * 3
+    assert "KeyError" in failed[0].reason
+    assert failed[1] == failed[2] == TryAgain("the function that returns the secret did not return whsec_… as text")
 
 
 def test_a_relay_goes_on_with_the_others_while_the_default_receiver_is_down(receiver: Receiver, tmp_path: Path) -> None:

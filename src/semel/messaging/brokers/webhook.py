@@ -154,7 +154,10 @@ class WebhookBroker:
             secrets = self._secrets(message)
         except Exception as error:  # its text is not shown, because it may hold a secret
             return TryAgain(f"the function that returns the secret raised {type(error).__name__}")
-        headers = _headers(message, secrets)
+        try:
+            headers = _headers(message, secrets)
+        except (AttributeError, TypeError, ValueError):
+            return TryAgain("the function that returns the secret did not return whsec_… as text")
         if message.destination and not self._private:
             address = await _public_address(url.host, url.port or 443)
             if address is None:
