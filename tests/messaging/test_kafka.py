@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import sqlite3
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import aiosqlite
+import confluent_kafka
 import pytest
 from confluent_kafka import Consumer
 
@@ -120,6 +122,53 @@ def test_stream_and_attributes_are_key_and_headers(kafka: KafkaServer) -> None:
         assert headers["note"] == b"x"
     finally:
         consumer.close()
+
+
+def test_a_header_whose_name_is_no_text_does_not_end_a_consumer(kafka: KafkaServer) -> None:
+    """Each consumer of the partition ended with a SystemError, or crashed once Python had optimized its code."""
+    url = kafka.topic(partitions=1)
+    servers, topic = url.removeprefix("kafka://").split("/")
+
+    async def fill() -> None:
+        broker = KafkaBroker.from_url(url)
+        assert await publish(broker, [brokers.new_message(id="m") for _ in range(100)]) == [Sent()] * 100
+        await broker.close()
+
+    for _ in range(2):
+        _produce_in_c(servers, topic, b"na\xffme")
+        asyncio.run(fill())
+    script = [sys.executable, "-c", _CONSUMES, f"{url}?group=g&{QUICK}"]
+    consumer = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
+    assert consumer.stdout == ("-" + 100 * "m") * 2, consumer.stderr
+
+
+_CONSUMES = """
+import asyncio, sys
+from semel.messaging.brokers.kafka import KafkaSource
+async def main():
+    source, found = KafkaSource.from_url(sys.argv[1]), []
+    while len(found) < 202:
+        found += await source.receive(10, 1)
+    print("".join(each.message.id or "-" for each in found), end="")
+    await source.close()
+asyncio.run(main())
+"""
+
+
+def _produce_in_c(servers: str, topic: str, header: bytes) -> None:
+    """Send a message with a header that no client in Python can send."""
+    [path] = Path(confluent_kafka.__file__).parent.parent.glob("confluent_kafka.libs/librdkafka*")
+    library = ctypes.CDLL(str(path))
+    library.rd_kafka_conf_new.restype = library.rd_kafka_new.restype = ctypes.c_void_p
+    settings, why = ctypes.c_void_p(library.rd_kafka_conf_new()), ctypes.create_string_buffer(500)
+    for name, text in ((b"bootstrap.servers", servers.encode()), (b"log_level", b"0")):
+        assert library.rd_kafka_conf_set(settings, name, text, why, 500) == 0, why.value
+    client = ctypes.c_void_p(library.rd_kafka_new(0, settings, why, ctypes.c_size_t(500)))
+    of_topic, of_value, of_flags, of_header, end, copy = 1, 4, 7, 9, 0, 2
+    fields = (of_topic, topic.encode(), of_value, b"{}", ctypes.c_size_t(2), of_flags, copy)
+    assert library.rd_kafka_producev(client, *fields, of_header, header, b"x", ctypes.c_ssize_t(1), end) == 0
+    assert library.rd_kafka_flush(client, 20_000) == 0
+    library.rd_kafka_destroy(client)
 
 
 async def _publish_one(url: str, message: Message) -> None:

@@ -45,6 +45,19 @@ class CoreNATSServer(NATSServer):
         return [word for word in super().command() if word != "--jetstream"]
 
 
+class StrictNATSServer(NATSServer):
+    """A server with a user who may only publish, to some subjects."""
+
+    def command(self) -> list[Any]:
+        relay = 'user: relay, password: relay, permissions: {publish: ["orders.>", "lost.>"], subscribe: "_INBOX.>"}'
+        file = self.folder / "users.conf"
+        file.write_text(f"authorization {{ users = [{{user: admin, password: admin}}, {{{relay}}}] }}")
+        return [*super().command(), "--config", file]
+
+    def url_of(self, user: str) -> str:
+        return self.url.replace("//", f"//{user}:{user}@")
+
+
 class NATSOutage:
     def __init__(self, server: NATSServer) -> None:
         self.stop = server.crash
@@ -155,9 +168,9 @@ class TestPublishing(OnNATS):
     def test_a_subject_without_a_stream_is_refused(self, server: NATSServer, subject: str) -> None:
         async def main() -> None:
             broker = NATSBroker(server.url, subject=subject)
-            destinations = ("nowhere", "$JS.API.STREAM.DELETE." + subject, "a.*", "a b", "a..b", "")
+            destinations = ("nowhere", "$JS.API.STREAM.DELETE." + subject, "a.*", "a b", "a..b", f"{subject}.", "")
             results = await broker.publish([message(destination=each) for each in destinations], soon())
-            assert [type(result) for result in results] == [Refused] * 5 + [Sent], results
+            assert [type(result) for result in results] == [Refused] * 6 + [Sent], results
             assert "create one" in str(results[0])
             other = NATSBroker(server.url, subject=subject, stream="another")
             assert [type(result) for result in await other.publish([message()], soon())] == [Refused]
@@ -165,6 +178,25 @@ class TestPublishing(OnNATS):
             await other.close()
 
         asyncio.run(main())
+
+    def test_what_the_user_may_not_do_fails_one_message_and_no_other(self) -> None:
+        """A subject that no stream has meant that the broker is down, and one that is forbidden took its time."""
+
+        async def main(server: StrictNATSServer) -> None:
+            await create_stream(server.url_of("admin"), "orders.>")
+            broker = NATSBroker(server.url_of("relay"), subject="orders.new")
+            began = time.monotonic()
+            for _ in range(2):
+                lost, forbidden = message(destination="lost.X"), message(destination="Forbidden")
+                results = await broker.publish([lost, message(), forbidden, message()], began + 20)
+                assert [type(result) for result in results] == [TryAgain, Sent, TryAgain, Sent], results
+                assert "$JS.API.STREAM.NAMES" in str(results[0])
+                assert "may not publish" in str(results[2])
+            assert time.monotonic() - began < 10
+            await broker.close()
+
+        with StrictNATSServer() as server:
+            asyncio.run(main(server))
 
     def test_a_stream_that_is_full_for_a_moment_is_no_reason_to_give_up(self, server: NATSServer) -> None:
         async def main() -> None:
@@ -382,6 +414,26 @@ class TestConsuming(OnNATS):
             await second.acknowledge(found)
             for each in (first, second):
                 await each.close()
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("status", ["shipped", "404", "100"])
+    def test_a_message_with_a_header_of_the_server_is_delivered(
+        self, server: NATSServer, subject: str, status: str
+    ) -> None:
+        """nats-py dropped it, or raised KeyError, and all that follow waited for it for ever."""
+
+        async def main() -> None:
+            connection = await nats_py.connect(server.url)
+            for id in ("1", "2"):
+                await connection.jetstream().publish(subject, b"{}", headers={"Status": status, "ce-id": id})
+            await connection.close()
+            source = NATSSource(server.url, subject=subject, durable="d")
+            for id in ("1", "2"):
+                [found] = await receive(source, 1)
+                assert (found.message.id, found.message.headers) == (id, {"status": status})
+                await source.acknowledge([found])
+            await source.close()
 
         asyncio.run(main())
 

@@ -338,6 +338,26 @@ def test_a_source_goes_on_when_its_queue_was_deleted(rabbitmq: RabbitMQServer) -
     asyncio.run(main())
 
 
+def test_a_count_that_a_producer_made_up_does_not_keep_a_message_back(rabbitmq: RabbitMQServer) -> None:
+    """It was neither delivered nor given back, and nobody was told."""
+    url = rabbitmq.queue()
+
+    async def main() -> None:
+        connection = await aio_pika.connect(url)
+        channel = await connection.channel()
+        for at, count in enumerate(("soon", None, [1], -3)):
+            odd = aio_pika.Message(b"{}", message_id=str(at), headers={"x-delivery-count": count})
+            await channel.default_exchange.publish(odd, name_of(url))
+        await connection.close()
+        source = RabbitMQSource.from_url(url)
+        found = await receive(source, 4)
+        assert [(each.message.id, each.starts) for each in found] == [("0", 1), ("1", 1), ("2", 1), ("3", 1)]
+        await source.acknowledge(found)
+        await source.close()
+
+    asyncio.run(main())
+
+
 def test_what_arrives_while_a_source_closes_is_forgotten(rabbitmq: RabbitMQServer) -> None:
     """A source closes after an error, too. What it still held then came before the messages that precede it."""
     url = rabbitmq.queue()

@@ -404,6 +404,40 @@ class TestConsuming:
         with RedisServer() as server:
             asyncio.run(main(server))
 
+    def test_a_source_waits_for_a_new_entry_whatever_the_stream_still_has(self) -> None:
+        """The wait ended at once for each entry that was read before, so a long stream kept both sides busy."""
+
+        async def main(server: RedisServer) -> None:
+            url = server.database()
+            client = redis_py.Redis.from_url(url)
+            broker = RedisStreamsBroker(url, stream="orders")
+            source = RedisStreamsSource(url, stream="orders", group="g")
+
+            async def wait() -> None:
+                client.config_resetstat()
+                assert await source.receive(100, 0.5) == []
+                assert client.info("commandstats")["cmdstat_xread"]["calls"] < 5
+
+            assert await broker.publish([message() for _ in range(200)], soon()) == [Sent()] * 200
+            await source.acknowledge(await receive(source, 200))
+            await wait()
+            await source.close()
+            await wait()  # as a reader that begins with a long stream
+            later = message()
+            waiting = asyncio.create_task(source.receive(1, 10))
+            await asyncio.sleep(0.2)
+            began = time.monotonic()
+            assert await broker.publish([later], soon()) == [Sent()]
+            [found] = await waiting
+            assert found.message.id == later.id
+            assert time.monotonic() - began < 1, "a new entry ends the wait"
+            await source.close()
+            await broker.close()
+            client.close()
+
+        with RedisServer() as server:
+            asyncio.run(main(server))
+
     def test_a_stream_that_was_deleted_is_read_again_from_its_beginning(self, redis_url: str) -> None:
         server = redis_py.Redis.from_url(redis_url)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import logging
 import queue
 import socket
@@ -11,6 +12,7 @@ import sqlite3
 import ssl
 import threading
 import time
+import tracemalloc
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -255,13 +257,49 @@ def test_a_message_is_sent_when_the_receiver_says_so_whatever_becomes_of_its_bod
     asyncio.run(main())
 
 
+def test_a_small_answer_that_unpacks_to_a_large_one_is_not_unpacked() -> None:
+    bomb = gzip.compress(bytes(60_000_000))
+    connections, ended = 0, asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                head = f"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: {len(bomb)}\r\n\r\n"
+                writer.write(head.encode() + bomb)
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    async def main() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        broker = WebhookBroker(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", secret=None)
+        tracemalloc.start()
+        try:
+            for _ in range(2):
+                assert await broker.publish([message(data=b"")], time.monotonic() + 10) == [Sent()]
+            assert tracemalloc.get_traced_memory()[1] < 20_000_000
+        finally:
+            tracemalloc.stop()
+        assert connections == 1, "it is read, so that the connection can be used again"
+        await broker.close()
+        await ended.wait()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+
+
 def test_a_function_that_has_no_secret_for_a_message_fails_that_one_alone(receiver: Receiver) -> None:
-    secrets = {"": SECRET}
+    secrets: dict[str, Any] = {"": SECRET, "bytes": SECRET.encode(), "cut": SECRET[:-2]}
     broker = WebhookBroker(receiver.url, secret=lambda message: secrets[message.subject])
-    sent, failed = publish(broker, message(), message(subject="unknown"))
+    sent, *failed = publish(broker, message(), *(message(subject=each) for each in ("unknown", "bytes", "cut")))
     assert sent == Sent()
-    assert isinstance(failed, TryAgain)
-    assert "KeyError" in failed.reason
+    assert [type(each) for each in failed] == [TryAgain] * 3
+    assert "KeyError" in failed[0].reason
+    assert failed[1] == failed[2] == TryAgain("the function that returns the secret did not return whsec_… as text")
 
 
 def test_a_relay_goes_on_with_the_others_while_the_default_receiver_is_down(receiver: Receiver, tmp_path: Path) -> None:

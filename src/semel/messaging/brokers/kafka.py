@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from operator import methodcaller
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -42,6 +43,9 @@ ACK_TIMEOUT: Final = 10.0
 FLUSH_TIMEOUT: Final = 5.0
 PURGE_TIMEOUT: Final = 0.5
 """Seconds until messages that were purged are reported."""
+_headers_of: Final = methodcaller("headers")
+"""Raises SystemError if the name of a header is not UTF-8, which Kafka does not check. The library forgets to raise an
+error. ``record.headers()`` would not always notice that, and the process would crash when it reads the name."""
 _log: Final = logging.getLogger("semel.kafka")
 _log.addFilter(lambda record: "CONFWARN" not in record.getMessage())  # we know that the guarantee is "experimental"
 
@@ -478,7 +482,13 @@ class KafkaSource:
         if partition is None or not partition.take(record.offset()):
             return None
         self._down = ""
-        headers = {name: (text or b"").decode(errors="replace") for name, text in record.headers() or ()}
+        try:
+            pairs = _headers_of(record) or ()
+        except SystemError:
+            # Without its headers the message has no id, so a consumer gives it up, instead of dying each time it comes.
+            _log.warning("Kafka: the headers at offset %d of %s cannot be read", record.offset(), _name(*place))
+            pairs = ()
+        headers = {name: (text or b"").decode(errors="replace") for name, text in pairs}
         message = read_message(headers, record.value() or b"", record.topic())
         handle = _Handle(place, record.offset(), partition)
         return Delivery(message, 0, handle, _name(*place), record.offset())

@@ -17,7 +17,9 @@ import asyncio
 import contextlib
 import json
 import math
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from functools import cache, partial
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -49,6 +51,11 @@ AT_ONCE: Final = 500
 """How many messages are sent before their confirmations are awaited."""
 _REFUSED: Final = frozenset({10054, 10060})
 """Codes of JetStream: the message is too large for the stream; the subject belongs to another stream."""
+_STREAM_NAMES: Final = "$JS.API.STREAM.NAMES"
+_DENIED: Final[dict[str, Any]] = {}
+"""What stands for the error if the user may not publish to a subject: there is no reply then."""
+_VIOLATION: Final = re.compile('permissions violation for publish to "(.*)"')
+"""The error that the server sends instead. nats-py changes it to lower case."""
 
 
 class NATSBroker:
@@ -106,9 +113,9 @@ class NATSBroker:
     async def _send(self, messages: Sequence[Message], deadline: float) -> list[Result]:
         from nats import errors
 
-        jetstream = await self._open(deadline)
-        if isinstance(jetstream, BrokerDown):
-            return [jetstream] * len(messages)
+        opened = await self._open(deadline)
+        if isinstance(opened, BrokerDown):
+            return [opened] * len(messages)
         results: dict[int, Result] = {}
         waiting: dict[asyncio.Future[Any], int] = {}
         try:
@@ -135,7 +142,7 @@ class NATSBroker:
                 continue
             subject = messages[at].destination or self._subject
             if subject not in reasons:
-                reasons[subject] = await _explain(subject, jetstream, deadline)
+                reasons[subject] = await self._explain(subject, deadline)
             results[at] = reasons[subject]
         unknown: Result = TryAgain("NATS did not answer in time")
         if len(results) < len(messages):
@@ -153,10 +160,31 @@ class NATSBroker:
         except (BrokerUnavailable, TimeoutError) as error:
             return BrokerDown(str(error) or "NATS did not answer before the deadline")
 
+    async def _explain(self, subject: str, deadline: float) -> Result:
+        """Nobody took a message. Find out whether there is no stream, or whether it has no leader at the moment."""
+        from nats import errors
+
+        question = json.dumps({"subject": subject}).encode()
+        try:
+            async with asyncio.timeout(max(0.0, deadline - monotonic())):
+                reply = await self._client.wait(await self._client.publish(_STREAM_NAMES, question, {}))
+        except (errors.Error, BrokerUnavailable, TimeoutError) as failure:
+            return BrokerDown(f"JetStream does not answer: {_why(failure)}")
+        if reply is None:
+            return BrokerDown("JetStream does not answer, or is not enabled")
+        error = reply.get("error")
+        if error is _DENIED:  # not BrokerDown: all messages would wait for one with a wrong destination
+            return TryAgain(f"no stream took it; the user needs the permission to ask {_STREAM_NAMES} for the reason")
+        if error is not None:
+            return BrokerDown(f"JetStream does not answer, or is not enabled: {error.get('description')}")
+        if not reply.get("streams"):
+            return Refused(f"no JetStream stream has the subject {subject!r}: create one, or correct the destination")
+        return TryAgain("the stream takes no messages at the moment")
+
     def _refuses(self, message: Message, subject: str, headers: dict[str, str]) -> Refused | None:
         if not subject:
             return Refused("the message has no destination, and the relay no default: put the subject into its URL")
-        if subject.startswith(("$", "_INBOX.")) or set(subject) & set("*> "):
+        if subject.startswith(("$", "_INBOX.")) or set(subject) & set("*> ") or "" in subject.split("."):
             return Refused("this is no subject for messages")
         lines = size_of(headers, message.data) + 4 * len(headers) + 12
         if oversize(message, self.capabilities.largest) or lines > self._client.max_payload:
@@ -169,23 +197,10 @@ def _result(reply: dict[str, Any]) -> Result:
     error = reply.get("error")
     if error is None:
         return Sent()
+    if error is _DENIED:
+        return TryAgain("this user may not publish to the subject")
     reason = f"JetStream did not take it: {error.get('description')} ({error.get('err_code')})"
     return Refused(reason) if error.get("err_code") in _REFUSED else TryAgain(reason)
-
-
-async def _explain(subject: str, jetstream: JetStreamContext, deadline: float) -> Result:
-    """Nobody took a message. Find out whether there is no stream, or whether it has no leader at the moment."""
-    from nats import errors
-    from nats.js.errors import NotFoundError
-
-    try:
-        async with asyncio.timeout(max(0.0, deadline - monotonic())):
-            await jetstream.find_stream_name_by_subject(subject)
-    except NotFoundError:
-        return Refused(f"no JetStream stream has the subject {subject!r}: create one, or correct the destination")
-    except (errors.Error, TimeoutError) as error:
-        return BrokerDown(f"JetStream does not answer, or is not enabled: {_why(error)}")
-    return TryAgain("the stream takes no messages at the moment")
 
 
 class NATSSource:
@@ -399,7 +414,8 @@ class _Client:
         self._opening = asyncio.Lock()
         self._inbox = ""
         self._numbers = count(1)
-        self._replies: dict[str, asyncio.Future[Any]] = {}
+        self._replies: dict[str, tuple[str, asyncio.Future[Any]]] = {}
+        """The subject and the answer of each message that is under way, by the subject of its reply."""
         self.lost = asyncio.Event()
         """Set when the connection is broken, or not open yet."""
         self.lost.set()
@@ -430,7 +446,8 @@ class _Client:
         if self._connection is None:
             raise BrokerUnavailable("the connection to NATS was closed")
         reply = f"{self._inbox}.{next(self._numbers)}"
-        future = self._replies[reply] = asyncio.get_running_loop().create_future()
+        future = asyncio.get_running_loop().create_future()
+        self._replies[reply] = subject, future
         await self._connection.publish(subject, data, reply, headers)
         return future
 
@@ -448,10 +465,20 @@ class _Client:
             await asyncio.gather(task, lost, return_exceptions=True)
 
     async def _replied(self, msg: Msg) -> None:
-        future = self._replies.pop(msg.subject, None)
-        if future is not None:
+        _, future = self._replies.pop(msg.subject, ("", None))
+        if future is not None and not future.done():
             status = (msg.headers or {}).get("Status")
             future.set_result(None if status == "503" else json.loads(msg.data))
+
+    def _hear(self, errors: list[Exception], error: Exception) -> None:
+        """Remember an error of the server. One of them is the answer to messages that this user may not send."""
+        errors[:] = [error]
+        if (denied := _VIOLATION.search(str(error))) is None:
+            return
+        for reply, (subject, future) in list(self._replies.items()):
+            if subject.lower() == denied[1] and not future.done():
+                future.set_result({"error": _DENIED})
+                del self._replies[reply]
 
     async def close(self) -> None:
         """Close the connection. The next call may come from another event loop, as that of ``Relay.drain`` does."""
@@ -478,6 +505,7 @@ class _Client:
             lost = asyncio.Event()
             seen: list[Exception] = []
             connection = Client()
+            connection.msg_class = _message_class()
             try:
                 async with asyncio.timeout(self._timeout):
                     await connection.connect(
@@ -487,7 +515,7 @@ class _Client:
                         max_reconnect_attempts=1,  # of the first connection: 0 would be without end
                         reconnect_time_wait=0,
                         connect_timeout=math.ceil(self._timeout),
-                        error_cb=_calls(seen.append),
+                        error_cb=_calls(partial(self._hear, seen)),
                         closed_cb=_calls(lost.set),
                         **self._options,
                     )
@@ -502,6 +530,23 @@ class _Client:
                 self.lost = lost
                 return connection
         raise BrokerUnavailable(f"NATS cannot be reached: {'; '.join(reasons)}")
+
+
+@cache
+def _message_class() -> type[Msg]:
+    """Return nats-py's class of messages, without headers that nats-py would take for a status of the server.
+
+    A producer may send a header ``Status``. nats-py drops such a message or fails, each time that it comes.
+    """
+    from nats.aio.msg import Msg
+
+    class JetStreamMessage(Msg):
+        def __init__(self, **fields: Any) -> None:
+            super().__init__(**fields)
+            if self.headers and "Status" in self.headers and self.reply.startswith("$JS.ACK."):
+                self.headers["status"] = self.headers.pop("Status")
+
+    return JetStreamMessage
 
 
 def _abandon(connection: NATS) -> None:

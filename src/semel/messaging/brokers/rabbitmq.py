@@ -352,7 +352,7 @@ class RabbitMQSource:
         if channel is not self._channel:
             return  # it is being closed, and RabbitMQ delivers the message again
         headers: Mapping[str, Any] = incoming.headers
-        starts = 1 + int(headers.get("x-delivery-count", 0)) if self.capabilities.counts_starts else 0
+        starts = 1 + _count(headers.get("x-delivery-count")) if self.capabilities.counts_starts else 0
         texts = {"ce-id": incoming.message_id or "", "content-type": incoming.content_type or ""}
         texts |= {name: _text(text) for name, text in headers.items() if not _OWN_HEADERS.fullmatch(name)}
         ticket = _Ticket(channel, incoming.delivery_tag)
@@ -433,6 +433,11 @@ class _Ticket:
 def _line(delivery: Delivery) -> str:
     """What a postponed message holds up: its stream, or only itself."""
     return f"stream {delivery.message.stream}" if delivery.message.stream else f"tag {delivery.handle.tag}"
+
+
+def _count(header: Any) -> int:
+    """How often RabbitMQ delivered a message before. It does not set the header the first time, so a producer can."""
+    return header if type(header) is int and header > 0 else 0
 
 
 def _text(text: Any) -> str:

@@ -223,7 +223,7 @@ class RedisStreamsSource:
         self._claim_at = 0.0
         """When to look for entries of dead consumers."""
         self._seen = b"0-0"
-        """The newest entry that is known to exist."""
+        """The newest entry that is known to exist. The wait for a new one ends with the first one after it."""
 
     def _read_again(self) -> None:
         """Deliver again what is not acknowledged. After an error, the caller has let go of all that it had."""
@@ -340,6 +340,8 @@ class RedisStreamsSource:
         block = (b"BLOCK", max(1, int(wait * 1000))) if wait else ()
         if self._ordered:
             entries = await self._as_reader(self._takeover, self._group, limit, after)
+            if entries and after == b">":
+                self._seen = entries[-1][0]
             if not entries and wait:  # wait without taking anything: after the wait, another may be the reader
                 reply = await self._ask(
                     b"XREAD", b"COUNT", 1, *block, b"STREAMS", self._stream, self._seen, blocks=True
@@ -406,6 +408,10 @@ class RedisStreamsSource:
         if await self._as_reader(self._takeover) is None:
             return False
         await self._claim(0)
+        # Otherwise the wait for a new entry would end at once for each old one, until all of them are known. What is
+        # new up to here is read before that wait.
+        newest = await self._ask(b"XREVRANGE", self._stream, b"+", b"-", b"COUNT", 1)
+        self._seen = newest[0][0] if newest else self._seen
         return True
 
     async def _as_reader(self, lease: float, *read: Any) -> list[Any] | None:

@@ -154,7 +154,10 @@ class WebhookBroker:
             secrets = self._secrets(message)
         except Exception as error:  # its text is not shown, because it may hold a secret
             return TryAgain(f"the function that returns the secret raised {type(error).__name__}")
-        headers = _headers(message, secrets)
+        try:
+            headers = _headers(message, secrets)
+        except (AttributeError, TypeError, ValueError):
+            return TryAgain("the function that returns the secret did not return whsec_… as text")
         if message.destination and not self._private:
             address = await _public_address(url.host, url.port or 443)
             if address is None:
@@ -175,7 +178,8 @@ class WebhookBroker:
             if length.isdecimal() and int(length) <= LARGEST_BODY:
                 with suppress(self._httpx.HTTPError, TimeoutError):
                     async with asyncio.timeout(BODY_TIMEOUT):
-                        await response.aread()
+                        async for _ in response.aiter_raw():  # as it came: unpacked, it could fill the memory
+                            pass
         finally:
             await response.aclose()
         return _result(response.status_code, response.headers.get("retry-after"))
