@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 
 from semel.core.messaging.messages import Message
 from semel.errors import ConfigurationError
@@ -141,6 +142,16 @@ def test_without_a_transaction_nothing_runs(counter: Counter) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite3"])
+def test_an_engine_that_commits_each_statement_loses_no_message(counter: Counter, tmp_path: Path) -> None:
+    # SQLAlchemy shows a transaction here, too. The row of the inbox would commit, and the message would be a repeat.
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection, pytest.raises(ConfigurationError, match="nothing was run"):
+        counter.inbox.process(connection, "ledger", "n-1", lambda: None, own_transaction=True)
+    engine.dispose()
+    assert counter.process("n-1") is True
+
+
+@pytest.mark.parametrize("kind", ["sqlite3"])
 @pytest.mark.parametrize("id", ["", "x" * 256, " x", "a\nb", "\ud800", None])
 def test_an_id_that_cannot_be_recognised_again_is_refused(counter: Counter, id: Any) -> None:
     with pytest.raises(ConfigurationError, match="id of a message"):
@@ -167,3 +178,85 @@ def test_a_call_adds_messages_whose_ids_are_made_of_its_own(counter: Counter, tm
             plain.execute("DELETE FROM semel_outbox")
     assert found[0] == found[1]
     assert '"causation-id": "m-1"' in found[0][0][1].replace('":"', '": "')
+
+
+def test_a_call_that_raises_leaves_nothing_even_if_the_caller_commits(counter: Counter) -> None:
+    # A loop may catch the error inside its transaction, to go on with the next message. The message must come again.
+    assert _caught(counter, "c-1") == ["failed"]
+    assert counter.till.rows() == []
+    assert counter.process("c-1") is True
+    assert counter.till.rows() == ["c-1"]
+
+
+@pytest.mark.parametrize("kind", [marked(kind) for kind in ("sqlite3", "psycopg", "pymysql")])
+def test_a_call_that_ends_the_transaction_was_not_applied(counter: Counter) -> None:
+    till = counter.till
+    with pytest.raises(ConfigurationError, match="ended the transaction"):
+        counter.inbox.process(till.conn, "ledger", "e-1", till.conn.rollback)
+    till.conn.rollback()
+    assert counter.process("e-1") is True
+
+
+@pytest.mark.parametrize("kind", [marked("psycopg")])
+def test_a_call_that_catches_an_error_of_postgres_was_not_applied(counter: Counter) -> None:
+    # PostgreSQL answers the COMMIT of a failed transaction with a rollback, and psycopg reports no error.
+    till = counter.till
+
+    def call() -> None:
+        with contextlib.suppress(Exception):
+            till.conn.execute("SELECT * FROM nowhere")
+
+    with pytest.raises(ConfigurationError, match="only a rollback"):
+        counter.inbox.process(till.conn, "ledger", "e-2", call)
+    till.conn.commit()
+    assert counter.process("e-2") is True
+
+
+@pytest.mark.parametrize("kind", [marked(kind) for kind in ("sqlite3", "psycopg", "pymysql")])
+def test_a_call_may_process_messages_itself(counter: Counter) -> None:
+    till, inbox = counter.till, counter.inbox
+
+    def fail() -> None:
+        raise ValueError("failed")
+
+    def call() -> None:
+        assert inbox.process(till.conn, "inner", "n-1", lambda: None)
+        with pytest.raises(ValueError, match="failed"):
+            inbox.process(till.conn, "inner", "n-2", fail)
+
+    assert inbox.process(till.conn, "outer", "n-1", call)
+    till.conn.commit()
+    again = [inbox.process(till.conn, *each, lambda: None) for each in (("inner", "n-1"), ("inner", "n-2"))]
+    assert [*again, inbox.process(till.conn, "outer", "n-1", fail)] == [False, True, False]
+
+
+def _caught(counter: Counter, id: str) -> list[str]:
+    """Apply a message with a function that raises, catch the error, and commit."""
+    till, errors = counter.till, list[str]()
+    insert = f"INSERT INTO payment (key) VALUES ('{id}')"
+    if isinstance(till, Till):
+
+        def call() -> None:
+            till.send(insert)
+            raise ValueError("failed")
+
+        with till.transaction():
+            try:
+                counter.inbox.process(till.conn, "ledger", id, call)
+            except ValueError as error:
+                errors.append(str(error))
+        return errors
+
+    async def call_async() -> None:
+        await till.send(insert)
+        raise ValueError("failed")
+
+    async def run() -> None:
+        async with till.transaction():
+            try:
+                await counter.inbox.process(till.conn, "ledger", id, call_async)
+            except ValueError as error:
+                errors.append(str(error))
+
+    till.run(run)
+    return errors

@@ -25,6 +25,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, cast
@@ -70,7 +71,15 @@ from semel.messaging.reporting import reporter
 from semel.observe import events
 from semel.sql.aio import AsyncSQLUnit
 from semel.sql.connections.errors import StatementRejected
-from semel.sql.inbox import apply_messages, lock_streams, move_offsets, move_streams
+from semel.sql.inbox import (
+    apply_messages,
+    forget_messages,
+    lock_streams,
+    move_offsets,
+    move_streams,
+    release_savepoint,
+    set_savepoint,
+)
 from semel.stores.aio_guard import AsyncSemel
 
 KEEP: Final = "15d"
@@ -88,6 +97,8 @@ _ROW: Final = "the row of the inbox"
 _PLACE: Final = "the place in the stream"
 _PURGED_AT_ONCE: Final = 1000
 """Rows that one statement removes. A longer one would hold its locks for too long."""
+_depth: ContextVar[int] = ContextVar("semel_inbox_depth", default=0)
+"""How many calls of ``process`` are under way in transactions of the caller."""
 
 
 R = TypeVar("R")
@@ -133,9 +144,12 @@ class AsyncInbox:
         """Call ``call()`` unless the consumer has applied this message. Returns whether it ran.
 
         It runs in the transaction that is open on the connection. If that is rolled back, the message counts as not
-        applied. While another transaction applies the same message, this one waits, and runs if that one is rolled
-        back. If waiting takes too long (``lock_timeout``), it raises TransactionConflict: nobody knows yet, so have the
-        message delivered again.
+        applied. If ``call`` raises, what it wrote is undone, and the message counts as not applied, even if you catch
+        the error and commit.
+
+        While another transaction applies the same message, this one waits, and runs if that one is rolled back. If
+        waiting takes too long (``lock_timeout``), it raises TransactionConflict: nobody knows yet, so have the message
+        delivered again.
 
         :param consumer: who applies it, such as ``"ledger"``. Every consumer applies every message once.
         :param own_transaction: open a transaction and commit it here.
@@ -167,7 +181,8 @@ class AsyncInbox:
         async with _transaction(unit, own_transaction):
             chosen = _first_ones(messages, await unit.run(program, _ROW))
             if chosen:
-                await _call(unit, lambda: call(chosen), _origin(consumer, chosen))
+                async with _savepoint(unit, not own_transaction, consumer, chosen):
+                    await _call(unit, lambda: call(chosen), _origin(consumer, chosen))
         if self._hook is not None:
             repeated = [message for message in messages if not any(message is each for each in chosen)]
             elapsed = time.monotonic() - began
@@ -602,6 +617,44 @@ async def _transaction(unit: AsyncSQLUnit, own: bool) -> AsyncGenerator[None, No
         with contextlib.suppress(Exception):  # the connection is gone, and the transaction with it
             await unit.undo()
         raise
+
+
+@contextlib.asynccontextmanager
+async def _savepoint(
+    unit: AsyncSQLUnit, wanted: bool, consumer: str, messages: Sequence[Message]
+) -> AsyncGenerator[None, None]:
+    """Undo the messages if their function raises.
+
+    The transaction is the caller's, who may catch the error and commit. The row of the inbox would then say that the
+    message was applied: it would be lost.
+    """
+    if not wanted:
+        yield
+        return
+    depth = _depth.get()
+    await unit.run(set_savepoint(depth), _ROW)
+    outer = _depth.set(depth + 1)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            await unit.finish()  # what a session still holds back is sent now, and undone, too
+        with contextlib.suppress(Exception):  # the transaction has ended, and everything with it
+            ids = [message.id for message in messages]
+            await unit.run(forget_messages(unit.connection.dialect, consumer, ids, depth), _ROW)
+        raise
+    finally:
+        _depth.reset(outer)
+    try:
+        await unit.run(release_savepoint(depth), _ROW)
+    except StoreUnavailable as error:
+        if not isinstance(error, StatementRejected) and unit.connection.dialect != "sqlite":  # it has none to lose
+            raise
+        raise ConfigurationError(
+            "the function has ended the transaction, or caught an error after which the database accepts only a "
+            "rollback, so the message would not commit together with your rows. Leave commit() and rollback() out, and "
+            f"raise an error to have it undone ({error})"
+        ) from error
 
 
 def check_consumer(consumer: str) -> None:

@@ -267,8 +267,16 @@ class AsyncSQLUnit:
         await self.run(add_message(connection.dialect, message, connection.prepares), "the message")
 
     async def begin(self) -> None:
-        """Open a transaction of our own. End it with ``commit`` or ``undo``."""
+        """Open a transaction of our own. End it with ``commit`` or ``undo``.
+
+        Raises ConfigurationError if the driver commits each statement nevertheless, before one of them writes.
+        """
         await self.connection.begin_with(_NOTHING(nothing=None))
+        if not self.connection.in_transaction():
+            raise ConfigurationError(
+                "the driver commits each statement of this connection by itself, so nothing would commit together; "
+                f"nothing was run. A transaction is possible with: {self.connection.opening}"
+            )
 
     async def commit(self) -> None:
         """Send what the caller's session still holds back, and commit what ``begin`` opened."""

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from math import ceil
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -32,7 +33,7 @@ from semel.core.messaging.messages import (
 from semel.core.ops import Op
 from semel.sql.connections.adopt import Dialect
 from semel.sql.connections.errors import Contention, DuplicateRow
-from semel.sql.program import Packet, Piece, Program, Rows, in_transaction, load_queries
+from semel.sql.program import Packet, Piece, Program, Query, Rows, in_transaction, load_queries
 
 R = TypeVar("R")
 Row: TypeAlias = Mapping[str, Any]
@@ -127,6 +128,36 @@ def apply_messages(dialect: Dialect, consumer: str, ids: Sequence[str]) -> Progr
             known = {_text(row[0]) for row in (yield from tables.ask("known", _rows("id", new), consumer=consumer))}
             new = [id for id in new if id not in known]
     raise Contention("other transactions have applied messages of this batch")
+
+
+def set_savepoint(depth: int) -> Program[None]:
+    """Mark the place in the transaction that ``forget_messages`` goes back to.
+
+    It comes after the first statement. If it came first, SQLite would open a transaction with it, and release it with a
+    COMMIT.
+
+    :param depth: how many of these savepoints enclose this one. In MySQL one of the same name would replace them.
+    """
+    yield _savepoint(depth, "SAVEPOINT")()
+
+
+def release_savepoint(depth: int) -> Program[None]:
+    yield _savepoint(depth, "RELEASE SAVEPOINT")()
+
+
+def forget_messages(dialect: Dialect, consumer: str, ids: Collection[str], depth: int) -> Program[None]:
+    """Undo what was done since ``set_savepoint``, and what ``apply_messages`` wrote before it.
+
+    If the transaction has ended, its savepoint is gone, and this fails at once. The rows may then be those of a rival.
+    """
+    yield _savepoint(depth, "ROLLBACK TO SAVEPOINT")()
+    yield from _TABLES[dialect].ask("forget_messages", _rows("id", sorted(ids)), consumer=consumer)
+    yield from release_savepoint(depth)
+
+
+@lru_cache(maxsize=64)
+def _savepoint(depth: int, verb: str) -> Query:
+    return Query("savepoint", f"{verb} semel_inbox_{depth}", True)
 
 
 def _rows(column: str, values: Iterable[Any]) -> list[Row]:

@@ -11,6 +11,9 @@ INSERT INTO semel_inbox (consumer, id, received) VALUES [[(:consumer, :id, {{now
 -- As it is committed now. Under REPEATABLE READ a plain read would show an older state.
 SELECT id FROM semel_inbox WHERE consumer = :consumer AND id IN ([[:id]]) LOCK IN SHARE MODE
 
+-- name: forget_messages (writes)
+DELETE FROM semel_inbox WHERE consumer = :consumer AND id IN ([[:id]])
+
 -- name: add_places (writes)
 INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES [[(:consumer, :stream, 0)]]
 ON DUPLICATE KEY UPDATE sequence = sequence

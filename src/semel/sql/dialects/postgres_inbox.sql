@@ -10,6 +10,9 @@ ON CONFLICT (consumer, id) DO NOTHING RETURNING 1
 INSERT INTO semel_inbox (consumer, id, received) SELECT :consumer::text, id, {{now}} FROM unnest(:ids::text[]) AS g (id)
 ON CONFLICT (consumer, id) DO NOTHING RETURNING id
 
+-- name: forget_messages (writes)
+DELETE FROM semel_inbox WHERE consumer = :consumer::text AND id = ANY (:ids::text[])
+
 -- name: lock_places (writes)
 -- Lock the streams' rows for the rest of the transaction, and read them. A new row has the sequence 0.
 INSERT INTO semel_inbox_stream AS s (consumer, stream, sequence)

@@ -10,6 +10,9 @@ ON CONFLICT (consumer, id) DO NOTHING RETURNING 1
 INSERT INTO semel_inbox (consumer, id, received) SELECT :consumer, value, :now FROM json_each(:ids) WHERE true
 ON CONFLICT (consumer, id) DO NOTHING RETURNING id
 
+-- name: forget_messages (writes)
+DELETE FROM semel_inbox WHERE consumer = :consumer AND id IN (SELECT value FROM json_each(:ids))
+
 -- name: lock_places (writes)
 INSERT INTO semel_inbox_stream (consumer, stream, sequence)
 SELECT :consumer, value, 0 FROM json_each(:streams) WHERE true
