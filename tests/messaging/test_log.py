@@ -588,10 +588,23 @@ def test_switching_keeps_more_than_one_batch_of_bytes(
     assert rows == [(f"m{number}", number + 1) for number in range(8)]
 
 
-def test_switching_again_and_again_under_load_keeps_all_messages_and_their_order(
+@pytest.mark.parametrize("log", ["wal"], indirect=True)
+def test_the_mode_changes_when_a_long_log_has_moved_batch_by_batch(
     log: LogDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """While a batch moves, others add messages. Only the last one has to wait for the change."""
     monkeypatch.setattr(outbox_log, "_BATCH_CHANGES", 30)
+    for number in range(25):
+        log.add(f"m{number}", "s")
+    assert log.desk.execute(SwitchMode("queue")) is False
+    assert len(log.desk.state()["outbox"]) == 10
+    assert log.desk.execute(InspectOutbox(1)).mode == "wal"
+    log.outbox.switch("queue")
+    assert log.desk.execute(InspectOutbox(1)).mode == "queue"
+    assert [row[0] for row in log.desk.state()["outbox"]] == [f"m{number}" for number in range(25)]
+
+
+def test_switching_again_and_again_under_load_keeps_all_messages_and_their_order(log: LogDesk) -> None:
     broker = RecordingBroker()
     conn, count, stopping = log.open(), itertools.count(1), threading.Event()
     added: list[str] = []

@@ -102,4 +102,5 @@ class AsyncOutbox:
         """
         if mode not in OUTBOX_MODES:
             raise ConfigurationError(f"the mode of an outbox is {', '.join(map(repr, OUTBOX_MODES))}, not {mode!r}")
-        await self.store.execute(SwitchMode(mode))
+        while not await self.store.execute(SwitchMode(mode)):
+            pass  # it has moved a part of a long log

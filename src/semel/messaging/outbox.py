@@ -100,4 +100,5 @@ class Outbox:
         """
         if mode not in OUTBOX_MODES:
             raise ConfigurationError(f"the mode of an outbox is {', '.join(map(repr, OUTBOX_MODES))}, not {mode!r}")
-        self.store.execute(SwitchMode(mode))
+        while not self.store.execute(SwitchMode(mode)):
+            pass  # it has moved a part of a long log

@@ -282,10 +282,11 @@ def _take_in(op: TakeLog, run: _Transaction) -> Program[LogOwned]:
     return LogOwned("queue")
 
 
-def _switch_in(op: SwitchMode, run: _Transaction) -> Program[None]:
+def _switch_in(op: SwitchMode, run: _Transaction) -> Program[bool]:
     yield from ()
     if op.mode != "queue":
         raise ConfigurationError(f"the mode {op.mode!r} of an outbox needs PostgreSQL; here it is always a queue")
+    return True
 
 
 _IN_TRANSACTION: Final[dict[type[Op[Any]], Callable[[Any, _Transaction], Program[Any]]]] = {

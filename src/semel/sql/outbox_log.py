@@ -46,7 +46,6 @@ _SLOT_READS: Final = 100
 """How often the slot is read if none of its changes is ours, before the relay looks into the queue."""
 _BATCH_CHANGES: Final = 6000
 """How many changes of the slot are moved to the queue at a time, before the mode is left."""
-_MOST_BATCHES: Final = 100_000
 _SLOT_TRIES: Final = 100
 """How often the slot is tried while another session uses it, every 10 ms."""
 _SLOT_IN_USE: Final = "55006"
@@ -232,21 +231,15 @@ def _move_messages(relay: bytes, moved: Sequence[Outgoing]) -> Program[dict[str,
     return {row[0]: row[1] for row in rows}
 
 
-def _switch(op: SwitchMode) -> Program[None]:
+def _switch(op: SwitchMode) -> Program[bool]:
     try:
         if op.mode == "wal":
             yield from _make_slot()
-        for _ in range(_MOST_BATCHES):
-            if op.mode != "wal" and (yield from _empty_slot()):
-                continue
-            # If a relay is reading the slot, the whole transaction is repeated. Nobody waits for it meanwhile.
-            if (yield from _when_slot_is_free(lambda: in_transaction(_switch_locked(op.mode)))):
-                break
-        else:
-            raise StoreUnavailable(
-                "messages are added faster than they can be moved to the queue. The mode was not changed: try again "
-                "when there are fewer"
-            )
+        elif (yield from _empty_slot()):
+            return False
+        # If a relay is reading the slot, the whole transaction is repeated. Nobody waits for it meanwhile.
+        if not (yield from _when_slot_is_free(lambda: in_transaction(_switch_locked(op.mode)))):
+            return False
     except Contention as error:
         raise StoreUnavailable(
             "a transaction that has added a message is still open, and others would wait behind this change, so it was "
@@ -254,6 +247,7 @@ def _switch(op: SwitchMode) -> Program[None]:
         ) from error.__cause__
     if op.mode != "wal":  # a slot that nobody reads would fill the disk
         yield from _use_slot(QUERIES["drop_slot"]())
+    return True
 
 
 def _empty_slot() -> Program[bool]:

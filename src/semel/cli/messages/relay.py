@@ -249,7 +249,8 @@ def _check_outbox(url: str) -> None:
 
 
 def outbox(args: argparse.Namespace) -> int:
-    from semel.core.messaging.messages import InspectOutbox, SwitchMode
+    from semel.core.messaging.messages import InspectOutbox
+    from semel.messaging import Outbox
 
     _check_outbox(args.url)
     with open_guard(args.url) as guard:
@@ -258,7 +259,7 @@ def outbox(args: argparse.Namespace) -> int:
         if args.mode and not args.dry_run:
             if not confirmed(f"{change}?", args):
                 return FAILED
-            guard.store.execute(SwitchMode(args.mode))
+            Outbox(guard.store).switch(args.mode)
             write_audit("outbox mode", was=state.mode, mode=args.mode)
             state = guard.store.execute(InspectOutbox(args.limit))
     if args.json:

@@ -432,9 +432,11 @@ class PassLog(StoreOp[bool]):
 
 
 @value
-class SwitchMode(StoreOp[None]):
+class SwitchMode(StoreOp[bool]):
     """Change how messages are stored. What is in the log moves to the queue. Raises ConfigurationError if the database
     cannot do it.
+
+    The answer is False if only a part has moved yet, because there is much, and the mode is what it was: ask again.
     """
 
     mode: OutboxMode

@@ -482,12 +482,11 @@ class KafkaSource:
         if partition is None or not partition.take(record.offset()):
             return None
         self._down = ""
+        pairs: Any = ()  # without them it has no id, so a consumer gives it up, instead of dying each time it comes
         try:
             pairs = _headers_of(record) or ()
         except SystemError:
-            # Without its headers the message has no id, so a consumer gives it up, instead of dying each time it comes.
             _log.warning("Kafka: the headers at offset %d of %s cannot be read", record.offset(), _name(*place))
-            pairs = ()
         headers = {name: (text or b"").decode(errors="replace") for name, text in pairs}
         message = read_message(headers, record.value() or b"", record.topic())
         handle = _Handle(place, record.offset(), partition)
