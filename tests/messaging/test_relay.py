@@ -609,6 +609,32 @@ def test_problems_are_logged_once_a_minute_and_events_reach_the_hook(
     assert seen == ["publish_failed"] * 3 + ["publish_given_up"]
 
 
+def test_the_log_names_a_stream_only_if_there_is_one(sqlite: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    sqlite.add("m0", "s0")
+    sqlite.add("m1")
+    broker = RecordingBroker()
+    broker.answer = lambda message: Refused("bad")
+    drain(sqlite, broker, on_poison="block")
+    texts = sorted(record.getMessage() for record in caplog.records)
+    assert [text.partition(" ")[2] for text in texts] == [
+        "m0 cannot be sent, and its stream 's0' waits: bad",
+        "m1 cannot be sent, and is tried again later: bad",
+    ]
+
+
+def test_an_operator_sees_a_stream_that_fails_also_when_its_next_try_is_due(desk: Desk) -> None:
+    for number in range(2):
+        desk.add(f"m{number}", "s0", sequence=number + 1)
+    broker = RecordingBroker()
+    sent, broker.answer = broker.answer, lambda message: TryAgain("busy")
+    Relay(desk.store, broker, pause="200ms", longest_pause="200ms").drain()
+    time.sleep(0.4)
+    assert desk.execute(InspectOutbox(10)).held == (HeldStream("s0", 2, 0.0, "busy"),)
+    broker.answer = sent
+    Relay(desk.store, broker).drain()
+    assert desk.execute(InspectOutbox(10)).held == ()
+
+
 def test_an_operator_sees_what_waits_and_why(desk: Desk) -> None:
     for number in range(6):
         desk.add(f"m{number}", f"s{number % 3}", sequence=number // 3 + 1)

@@ -29,16 +29,16 @@ class _MessagingLog:
     """Logs what an operator must know, once a minute for each cause."""
 
     _TEXTS: Final[dict[type[events.Event], str]] = {
-        events.PublishFailed: "{operation} {key}, stream {stream!r}: attempt {starts} failed, and is repeated: {error}",
-        events.PublishGivenUp: "{operation} {key}, stream {stream!r}: moved to the dead letters: {error}",
-        events.StreamBlocked: "{operation} {key} cannot be sent, and its stream {stream!r} waits: {error}",
+        events.PublishFailed: "{operation} {key}{within}: attempt {starts} failed, and is repeated: {error}",
+        events.PublishGivenUp: "{operation} {key}{within}: moved to the dead letters: {error}",
+        events.StreamBlocked: "{operation} {key} cannot be sent, and {waits}: {error}",
         events.BrokerLost: "the broker is down{place}, so messages wait: {error}",
         events.BrokerBack: "the broker is back{place}",
         events.RelayLate: "the relay was slower than its lease; {sent} messages that it has sent are sent again",
         events.SlotLag: "the database keeps {retained} bytes of its log for the outbox: the relay is behind, or a "
         "transaction is open for long; if it cannot catch up, switch the mode before the disk is full",
-        events.ApplyFailed: "{operation} {key}, stream {stream!r}: attempt {starts} failed, and is repeated: {error}",
-        events.ApplyGivenUp: "{operation} {key}, stream {stream!r}: moved to the dead letters: {error}",
+        events.ApplyFailed: "{operation} {key}{within}: attempt {starts} failed, and is repeated: {error}",
+        events.ApplyGivenUp: "{operation} {key}{within}: moved to the dead letters: {error}",
         events.StreamGap: "{operation} {key}, stream {stream!r}: {missing} messages before it were never applied",
         events.ConsumerInterrupted: "the broker or the database is down, so messages wait: {error}",
         events.StoreFailed: "the store failed at {op}; the relay goes on: {error}",
@@ -55,6 +55,9 @@ class _MessagingLog:
             return
         details = {name: getattr(event, name) for name in event.__dataclass_fields__}
         details["place"] = f" for {details['destination']!r}" if details.get("destination") else ""
+        stream = details.get("stream")
+        details["within"] = f", stream {stream!r}" if stream else ""
+        details["waits"] = f"its stream {stream!r} waits" if stream else "is tried again later"
         one_by_one = isinstance(event, _ONE_BY_ONE)
         cause = (type(event), details.get("error"), details["place"], event.key if one_by_one else "")
         now = time.monotonic()

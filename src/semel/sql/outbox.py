@@ -127,7 +127,7 @@ def _state(
     return OutboxState(
         tuple(DestinationDepth(name, count, failing, float(age)) for name, count, failing, age in depths),
         tuple(
-            HeldStream(stream, count, None if left is None else float(left), reason)
+            HeldStream(stream, count, None if left is None else max(0.0, float(left)), reason)
             for stream, count, left, reason in held
         ),
         relays=owners[0][0],

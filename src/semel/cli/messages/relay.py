@@ -286,6 +286,7 @@ def _print_state(state: OutboxState) -> None:
         print("the outbox is empty")
     for held in state.held:
         until = "parked" if held.seconds is None else f"next try in {duration(held.seconds)}"
+        until = "next try due" if held.seconds == 0 else until
         say(f"stream {held.stream}: {held.messages:,} wait, {until}: {held.reason}")
     if state.mode != "queue":
         print(f"the mode of the outbox is {state.mode}")

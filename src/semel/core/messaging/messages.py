@@ -461,7 +461,7 @@ class HeldStream:
     stream: str
     messages: int
     seconds: float | None
-    """Until the next try; None if the stream is parked."""
+    """Until the next try, 0 if it is due; None if the stream is parked."""
     reason: str
 
 

@@ -138,12 +138,12 @@ FROM (SELECT destination, starts, created FROM semel_outbox ORDER BY position LI
 GROUP BY destination ORDER BY 2 DESC, 1
 
 -- name: held (reads)
+-- A stream whose next try is due waits as long as it has messages: maybe no relay is running.
 SELECT h.stream, COUNT(o.position),
        CASE WHEN h.until < '9999-12-31' THEN TIMESTAMPDIFF(MICROSECOND, {{now}}, h.until) / 1e6 END, h.reason
 FROM semel_hold h
 LEFT JOIN (SELECT position, stream FROM semel_outbox ORDER BY position LIMIT :look) AS o ON o.stream = h.stream
-WHERE h.until > {{now}}
-GROUP BY h.stream, h.until, h.reason ORDER BY h.until DESC, h.stream LIMIT :most
+GROUP BY h.stream, h.until, h.reason HAVING h.until > {{now}} OR COUNT(o.position) > 0 ORDER BY h.until DESC, h.stream LIMIT :most
 
 -- name: owners (reads)
 SELECT COUNT(DISTINCT r.relay), COUNT(l.lane)

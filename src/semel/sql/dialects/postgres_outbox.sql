@@ -243,6 +243,7 @@ SELECT mode, (
 FROM semel_outbox_mode
 
 -- name: held (reads)
+-- A stream whose next try is due waits as long as it has messages: maybe no relay is running.
 SELECT h.stream, coalesce(o.messages, 0),
        CASE WHEN h.until < 'infinity' THEN extract(epoch FROM h.until - {{now}})::float8 END, h.reason
 FROM semel_hold h
@@ -252,7 +253,7 @@ LEFT JOIN (
     WHERE EXISTS (SELECT FROM semel_hold w WHERE w.stream = oldest.stream)
     GROUP BY stream
 ) AS o ON o.stream = h.stream
-WHERE h.until > {{now}}
+WHERE h.until > {{now}} OR o.messages > 0
 ORDER BY h.until DESC, h.stream LIMIT :most::integer
 
 -- name: owners (reads)
