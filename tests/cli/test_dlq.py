@@ -43,7 +43,14 @@ def test_list_hides_the_data(url: str, capsys: pytest.CaptureFixture[str]) -> No
     assert shown.endswith("\n2 dead letters\n")
     assert "4242" not in shown
     assert main(["dlq", "list", url, "--json", "--limit", "1"]) == 0
-    (letter,) = output(capsys)["letters"]
+    shown = output(capsys)
+    (letter,) = shown["letters"]
+    assert shown["more"] is True
+    assert main(["dlq", "list", url, "--limit", "1"]) == 0
+    assert capsys.readouterr().out.endswith("\n1 dead letter, and there are more\n")
+    assert main(["dlq", "list", url, "--limit", "3", "--json"]) == 0
+    shown = output(capsys)
+    assert (len(shown["letters"]), shown["more"]) == (3, False)
     assert (letter["id"], letter["origin"], letter["starts"], letter["bytes"]) == ("m-1", "ledger", 5, len(SECRET))
     assert "data" not in letter
     assert main(["dlq", "list", url, "--show-data", "--older-than", "1h"]) == 0

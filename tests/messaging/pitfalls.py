@@ -125,6 +125,11 @@ APPLYING: Final = {
             "transactional/test_inbox_rivals.py::test_a_handler_that_fails_runs_again",
         ),
     ),
+    "A loop catches the error of a handler inside its transaction, and commits": Pitfall(
+        "The id is stored without the effect, and the message is lost.",
+        "The function runs inside a savepoint. If it raises, what it wrote and the id are undone.",
+        ("transactional/test_inbox.py::test_a_call_that_raises_leaves_nothing_even_if_the_caller_commits",),
+    ),
     "A lock that is held means that the message is a duplicate": Pitfall(
         "If the holder rolls back, nobody applies the message.",
         "Only a committed row is a proof. A second consumer waits for the first, or asks for the message again.",

@@ -475,8 +475,12 @@ def test_skip_goes_on_and_block_never_gives_up(on_sqlite: Books) -> None:
 
 def test_an_inbox_that_forgets_too_soon_is_refused(on_sqlite: Books, async_store: AsyncSQLiteStore) -> None:
     books = on_sqlite
-    with pytest.raises(ConfigurationError, match="a list keeps messages for 8 days"):
+    with pytest.raises(ConfigurationError, match="a list keeps messages for 8, and dead letters"):
         books.consume(ListSource([], retention=8 * 86400.0))
+    forgetful = Inbox(books.desk.store, keep="8d", redrive_within="9d")
+    consumer = forgetful.handler("mail", connect=books.connect)(lambda message, connection: None)
+    with pytest.raises(ConfigurationError, match="it may come again for 9 days: dead letters are redriven within 9"):
+        consumer.drain(ListSource([]))
     books.consume(ListSource([], retention=7.9 * 86400.0))
     with pytest.raises(ConfigurationError, match="does not deliver the messages of a stream in their order"):
         books.consume(ListSource([], ordered=False), ordered=True)

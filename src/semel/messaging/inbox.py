@@ -375,11 +375,12 @@ class Consumer:
             )
         longest = (known.retention or 0.0) + inbox.redrive_within
         if inbox.keep <= longest:
+            days = f"{known.retention / 86400:g}" if known.retention else ""
+            kept = f"{known.name} keeps messages for {days}, and " if days else ""
             raise ConfigurationError(
                 f"the inbox forgets a message after {inbox.keep / 86400:g} days, and it may come again for "
-                f"{longest / 86400:g}: {known.name} keeps messages for {(known.retention or 0.0) / 86400:g} days, and "
-                f"dead letters are redriven within {inbox.redrive_within / 86400:g}. Then it would be applied twice. "
-                "Pass a longer keep= to the inbox, or shorten redrive_within="
+                f"{longest / 86400:g} days: {kept}dead letters are redriven within {inbox.redrive_within / 86400:g}. "
+                "Then it would be applied twice. Pass a longer keep= to the inbox, or shorten redrive_within="
             )
 
     def _reader_of_offsets(self) -> Callable[[Sequence[str]], Mapping[str, int]]:

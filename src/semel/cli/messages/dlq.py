@@ -105,8 +105,11 @@ def list_letters(args: argparse.Namespace) -> int:
     found: list[Letter] = []
     with _open(args.url) as letters, stop_on_signals() as stopping:
         filter, after, left = _filter(args), 0, args.limit or sys.maxsize
-        shown = 0
-        while left > 0 and not stopping.is_set():
+        shown, more = 0, False
+        while not stopping.is_set():
+            if not left:
+                more = bool(letters.list(filter, after=after, limit=1))
+                break
             page = letters.list(filter, after=after, limit=min(left, _PAGE))
             for letter in page:
                 if args.json:
@@ -114,14 +117,14 @@ def list_letters(args: argparse.Namespace) -> int:
                 else:
                     _print_line(letter, args.show_data)
             shown += len(page)
-            left -= len(page)
-            if len(page) < _PAGE:
+            if len(page) < min(left, _PAGE):
                 break
+            left -= len(page)
             after = page[-1].position
     if args.json:
-        print(as_json({"letters": [describe(letter, args.show_data) for letter in found]}))
+        print(as_json({"letters": [describe(letter, args.show_data) for letter in found], "more": more}))
     else:
-        print(_letters(shown))
+        print(_letters(shown) + (", and there are more" if more else ""))
     return INTERRUPTED if stopping.is_set() else OK
 
 
@@ -152,6 +155,7 @@ def show(args: argparse.Namespace) -> int:
     for name in ("died", "time"):
         if shown[name]:
             shown[name] = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(shown[name]))
+    shown["origin"] = letter.origin or "the relay"
     for name, value in shown.items():
         text = _one_line(value) if isinstance(value, str) else as_json(value)
         say(f"{name.replace('_', ' '):<{width}}  {text}")
