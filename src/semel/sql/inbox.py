@@ -157,7 +157,9 @@ def forget_messages(dialect: Dialect, consumer: str, ids: Collection[str], depth
 
 @lru_cache(maxsize=64)
 def _savepoint(depth: int, verb: str) -> Query:
-    return Query("savepoint", f"{verb} semel_inbox_{depth}", True)
+    query = Query("savepoint", f"{verb} semel_inbox_{depth}", True)
+    query.as_text = query  # psycopg then needs no cursor, which would take longer than the statement
+    return query
 
 
 def _rows(column: str, values: Iterable[Any]) -> list[Row]:

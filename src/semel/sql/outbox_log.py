@@ -260,12 +260,12 @@ def _empty_slot() -> Program[bool]:
         return False
 
     def move() -> Program[bool]:
-        found = yield QUERIES["lock_wal"]()
-        if not found:
+        ((mode, passed),) = yield QUERIES["lock_cursor"]()
+        if mode != "wal":
             return False
         rows = yield QUERIES["peek"](most=_BATCH_CHANGES)
         _, messages, end, full = _decoded(rows)
-        yield from _move_messages(b"", [each for each, commit in messages if commit > found[0][0]])
+        yield from _move_messages(b"", [each for each, commit in messages if commit > passed])
         yield QUERIES["skip"](passed=end)
         return full or (rows[-1][2] is not None and rows[-1][2] >= _BATCH_CHANGES)
 
@@ -294,7 +294,7 @@ def _switch_locked(mode: OutboxMode) -> Program[bool]:
     """Change the mode. Returns False, and changes nothing, if too much is left in the database's log."""
     yield QUERIES["lock_timeout"]()
     yield QUERIES["lock_mode"]()
-    ((now, passed),) = yield QUERIES["mode"]()
+    ((now, passed),) = yield QUERIES["lock_cursor"]()
     ((_, slot, lost, _),) = yield QUERIES["slot"]()
     if now == mode == "wal":
         return True

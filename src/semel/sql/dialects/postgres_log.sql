@@ -183,11 +183,9 @@ SELECT set_config('lock_timeout', '2s', true)
 -- name: lock_mode (writes)
 LOCK TABLE semel_outbox_mode IN ACCESS EXCLUSIVE MODE
 
--- name: mode (reads)
-SELECT m.mode, c.passed FROM semel_outbox_mode m, semel_cursor c
-
--- name: lock_wal (writes)
-SELECT c.passed FROM semel_outbox_mode m, semel_cursor c WHERE m.mode = 'wal' FOR UPDATE OF c
+-- name: lock_cursor (writes)
+-- Before messages move to the queue: a relay that moves the same messages locks the cursor first as well.
+SELECT m.mode, c.passed FROM semel_outbox_mode m, semel_cursor c FOR UPDATE OF c
 
 -- name: skip (writes)
 -- All up to :passed is in the queue now. Whatever the relay is sending, it does not pass the cursor.
