@@ -181,7 +181,8 @@ SELECT pg_drop_replication_slot(slot_name)::text FROM pg_replication_slots WHERE
 SELECT set_config('lock_timeout', '2s', true)
 
 -- name: lock_mode (writes)
-LOCK TABLE semel_outbox_mode IN ACCESS EXCLUSIVE MODE
+-- The log as well, before the cursor: a relay that reads has the log locked, and then locks the cursor.
+LOCK TABLE semel_outbox_mode, semel_log IN ACCESS EXCLUSIVE MODE
 
 -- name: lock_cursor (writes)
 -- Before messages move to the queue: a relay that moves the same messages locks the cursor first as well.

@@ -85,7 +85,8 @@ DECLARE
     here bigint;
 BEGIN
     PERFORM set_config('lock_timeout', '2s', true);
-    LOCK TABLE semel_outbox_mode IN ACCESS EXCLUSIVE MODE;
+    -- The log before the cursor, as a relay that reads it.
+    LOCK TABLE semel_outbox_mode, semel_log IN ACCESS EXCLUSIVE MODE;
     SELECT system_identifier INTO here FROM pg_control_system();
     SELECT * INTO c FROM semel_cursor FOR UPDATE;
     INSERT INTO semel_outbox (
