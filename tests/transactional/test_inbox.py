@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy
+from sqlalchemy import orm
 
 from semel.core.messaging.messages import Message
 from semel.errors import ConfigurationError
@@ -19,6 +20,16 @@ from semel.messaging.inbox import Inbox
 from semel.messaging.outbox import Outbox
 from tests.transactional.kinds import AsyncTill, Till
 from tests.transactional.marked import marked, on_some
+
+
+class Base(orm.DeclarativeBase):
+    pass
+
+
+class Payment(Base):
+    __tablename__ = "payment"
+    key: orm.Mapped[str] = orm.mapped_column(sqlalchemy.Text, primary_key=True)
+    worker: orm.Mapped[int | None] = orm.mapped_column(sqlalchemy.Integer)
 
 
 class Counter:
@@ -228,6 +239,73 @@ def test_a_call_may_process_messages_itself(counter: Counter) -> None:
     till.conn.commit()
     again = [inbox.process(till.conn, *each, lambda: None) for each in (("inner", "n-1"), ("inner", "n-2"))]
     assert [*again, inbox.process(till.conn, "outer", "n-1", fail)] == [False, True, False]
+
+
+@pytest.mark.parametrize("kind", [marked(f"session-{each}") for each in ("pysqlite", "psycopg", "pymysql")])
+def test_a_session_forgets_what_a_call_has_changed_that_raises(counter: Counter) -> None:
+    # Otherwise its next flush writes a part of what was undone. The message is not recorded, so it would happen twice.
+    till, inbox = counter.till, counter.inbox
+    session = till.conn
+
+    def add(count: int, error: Exception | None = None) -> None:
+        paid.worker += count
+        session.add(Payment(key=f"new-{count}", worker=0))
+        if error:
+            raise error
+
+    assert isinstance(till, Till)
+    with till.transaction():
+        paid = Payment(key="kept", worker=100)
+        session.add(paid)
+        with pytest.raises(ValueError, match="failed"):
+            inbox.process(session, "ledger", "m-1", lambda: add(1, ValueError("failed")))
+        with pytest.raises(sqlalchemy.exc.DatabaseError):  # worker is NOT NULL, which the flush notices
+            inbox.process(session, "ledger", "m-2", lambda: session.add(Payment(key="refused", worker=None)))
+        assert inbox.process(session, "ledger", "m-3", lambda: add(10))
+    assert till.rows() == ["kept", "new-10"]
+    assert _workers(till) == [110, 0]
+    assert [counter.process(id) for id in ("m-1", "m-2", "m-3")] == [True, True, False]
+
+
+@pytest.mark.parametrize("kind", [marked(f"session-{each}") for each in ("aiosqlite", "asyncpg", "asyncmy")])
+def test_an_async_session_forgets_what_a_call_has_changed_that_raises(counter: Counter) -> None:
+    till, inbox = counter.till, counter.inbox
+    session = till.conn
+
+    async def add(count: int, error: Exception | None = None) -> None:
+        paid = await session.get(Payment, "kept")
+        paid.worker += count
+        session.add(Payment(key=f"new-{count}", worker=0))
+        if error:
+            raise error
+
+    async def main() -> None:
+        async with till.transaction():
+            paid = Payment(key="kept", worker=100)
+            session.add(paid)
+            with pytest.raises(ValueError, match="failed"):
+                await inbox.process(session, "ledger", "m-1", lambda: add(1, ValueError("failed")))
+            with pytest.raises(sqlalchemy.exc.DatabaseError):
+                await inbox.process(session, "ledger", "m-2", lambda: session.add(Payment(key="refused", worker=None)))
+            assert await inbox.process(session, "ledger", "m-3", lambda: add(10))
+
+    till.run(main)
+    assert till.rows() == ["kept", "new-10"]
+    assert _workers(till) == [110, 0]
+    assert [counter.process(id) for id in ("m-1", "m-2", "m-3")] == [True, True, False]
+
+
+def _workers(till: Till | AsyncTill) -> list[int]:
+    query = "SELECT worker FROM payment ORDER BY key"
+    if isinstance(till, Till):
+        with till.transaction():
+            return [row[0] for row in till.send(query)]
+
+    async def read() -> list[int]:
+        async with till.transaction():
+            return [row[0] for row in await till.send(query)]
+
+    return list(till.run(read))
 
 
 def _caught(counter: Counter, id: str) -> list[str]:
