@@ -208,6 +208,25 @@ def test_a_call_that_ends_the_transaction_was_not_applied(counter: Counter) -> N
     assert counter.process("e-1") is True
 
 
+@pytest.mark.parametrize("kind", [marked(f"session-{each}") for each in ("pysqlite", "psycopg", "pymysql")])
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_call_that_ends_the_savepoint_of_a_session_was_not_applied(counter: Counter, flush: bool) -> None:
+    session = counter.till.conn
+
+    def call() -> None:
+        if not flush:
+            session.rollback()
+            return
+        session.add(Payment(key="refused", worker=None))
+        with contextlib.suppress(sqlalchemy.exc.DatabaseError):
+            session.flush()
+
+    with pytest.raises(ConfigurationError, match="ended the transaction"):
+        counter.inbox.process(session, "ledger", "e-1", call)
+    session.rollback()
+    assert counter.process("e-1") is True
+
+
 @pytest.mark.parametrize("kind", [marked("psycopg")])
 def test_a_call_that_catches_an_error_of_postgres_was_not_applied(counter: Counter) -> None:
     # PostgreSQL answers the COMMIT of a failed transaction with a rollback, and psycopg reports no error.
