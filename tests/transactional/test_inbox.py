@@ -314,6 +314,33 @@ def test_an_async_session_forgets_what_a_call_has_changed_that_raises(counter: C
     assert [counter.process(id) for id in ("m-1", "m-2", "m-3")] == [True, True, False]
 
 
+@pytest.mark.parametrize("kind", [marked(f"django-{each}") for each in ("sqlite", "postgres", "mysql")])
+@pytest.mark.parametrize("caught", [False, True])
+def test_an_error_of_the_orm_of_django_undoes_one_message_alone(counter: Counter, caught: bool) -> None:
+    # Django marks the atomic() around such an error, and rolls it back at its end without a word. The messages before
+    # it were lost, if they were acknowledged.
+    from django.db import transaction
+
+    till, inbox = counter.till, counter.inbox
+    assert isinstance(till, Till)
+    alias, ran = till.conn.alias, list[str]()
+
+    def call(id: str, fail: bool = False) -> None:
+        till.send(f"INSERT INTO payment (key) VALUES ('{id}')")
+        transaction.on_commit(lambda: ran.append(id), using=alias)
+        if fail:
+            with contextlib.suppress(ValueError if caught else ()), transaction.mark_for_rollback_on_error(using=alias):
+                raise ValueError("refused")  # as Model.save() does
+
+    with till.transaction():
+        assert inbox.process(till.conn, "ledger", "m-1", lambda: call("m-1"))
+        with pytest.raises(ConfigurationError if caught else ValueError):
+            inbox.process(till.conn, "ledger", "m-2", lambda: call("m-2", fail=True))
+        assert inbox.process(till.conn, "ledger", "m-3", lambda: call("m-3"))
+    assert till.rows() == ran == ["m-1", "m-3"]
+    assert [counter.process(id) for id in ("m-1", "m-2", "m-3")] == [False, True, False]
+
+
 def _workers(till: Till | AsyncTill) -> list[int]:
     query = "SELECT worker FROM payment ORDER BY key"
     if isinstance(till, Till):

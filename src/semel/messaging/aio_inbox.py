@@ -641,6 +641,7 @@ async def _savepoint(
     try:
         yield
         await unit.finish()  # what a session still holds back may be refused
+        await _release(unit, nested, depth)
     except BaseException:
         with contextlib.suppress(Exception):  # the transaction has ended, and everything with it
             if nested is None:
@@ -652,6 +653,9 @@ async def _savepoint(
         raise
     finally:
         _depth.reset(outer)
+
+
+async def _release(unit: AsyncSQLUnit, nested: Any, depth: int) -> None:
     try:
         if nested is None:
             await unit.run(release_savepoint(depth), _ROW)

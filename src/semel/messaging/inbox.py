@@ -610,6 +610,7 @@ def _savepoint(unit: SQLUnit, wanted: bool, consumer: str, messages: Sequence[Me
     try:
         yield
         unit.finish()  # what a session still holds back may be refused
+        _release(unit, nested, depth)
     except BaseException:
         with contextlib.suppress(Exception):  # the transaction has ended, and everything with it
             if nested is None:
@@ -621,6 +622,9 @@ def _savepoint(unit: SQLUnit, wanted: bool, consumer: str, messages: Sequence[Me
         raise
     finally:
         _depth.reset(outer)
+
+
+def _release(unit: SQLUnit, nested: Any, depth: int) -> None:
     try:
         if nested is None:
             unit.run(release_savepoint(depth), _ROW)

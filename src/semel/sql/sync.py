@@ -300,8 +300,8 @@ class SQLUnit:
         return found
 
     def nest(self) -> Any:
-        """Open a savepoint of the caller's session, and return it: its objects have to go back, too, if it is rolled
-        back. None if the caller has no session; then a statement does.
+        """Open a savepoint of the caller's session or framework, and return it: what that knows of the transaction has
+        to go back, too, if it is rolled back. None if there is nothing above the driver; then a statement does.
         """
         nest = getattr(self.connection, "nest", None)
         return None if nest is None else nest()
