@@ -79,6 +79,7 @@ from semel.sql.inbox import (
     move_streams,
     release_savepoint,
     set_savepoint,
+    undo_savepoint,
 )
 from semel.stores.aio_guard import AsyncSemel
 
@@ -633,21 +634,33 @@ async def _savepoint(
         yield
         return
     depth = _depth.get()
-    await unit.run(set_savepoint(depth), _ROW)
+    nested = await unit.nest()
+    if nested is None:
+        await unit.run(set_savepoint(depth), _ROW)
     outer = _depth.set(depth + 1)
     try:
         yield
+        await unit.finish()  # what a session still holds back may be refused
+        await _release(unit, nested, depth)
     except BaseException:
-        with contextlib.suppress(Exception):
-            await unit.finish()  # what a session still holds back is sent now, and undone, too
         with contextlib.suppress(Exception):  # the transaction has ended, and everything with it
+            if nested is None:
+                await unit.run(undo_savepoint(depth), _ROW)
+            else:
+                await nested.rollback()
             ids = [message.id for message in messages]
-            await unit.run(forget_messages(unit.connection.dialect, consumer, ids, depth), _ROW)
+            await unit.run(forget_messages(unit.connection.dialect, consumer, ids), _ROW)
         raise
     finally:
         _depth.reset(outer)
+
+
+async def _release(unit: AsyncSQLUnit, nested: Any, depth: int) -> None:
     try:
-        await unit.run(release_savepoint(depth), _ROW)
+        if nested is None:
+            await unit.run(release_savepoint(depth), _ROW)
+        else:
+            await unit.release(nested, _ROW)
     except StoreUnavailable as error:
         if not isinstance(error, StatementRejected) and unit.connection.dialect != "sqlite":  # it has none to lose
             raise

@@ -74,6 +74,7 @@ from semel.sql.inbox import (
     move_streams,
     release_savepoint,
     set_savepoint,
+    undo_savepoint,
 )
 from semel.sql.sync import SQLUnit
 from semel.stores.guard import Semel
@@ -602,21 +603,33 @@ def _savepoint(unit: SQLUnit, wanted: bool, consumer: str, messages: Sequence[Me
         yield
         return
     depth = _depth.get()
-    unit.run(set_savepoint(depth), _ROW)
+    nested = unit.nest()
+    if nested is None:
+        unit.run(set_savepoint(depth), _ROW)
     outer = _depth.set(depth + 1)
     try:
         yield
+        unit.finish()  # what a session still holds back may be refused
+        _release(unit, nested, depth)
     except BaseException:
-        with contextlib.suppress(Exception):
-            unit.finish()  # what a session still holds back is sent now, and undone, too
         with contextlib.suppress(Exception):  # the transaction has ended, and everything with it
+            if nested is None:
+                unit.run(undo_savepoint(depth), _ROW)
+            else:
+                nested.rollback()
             ids = [message.id for message in messages]
-            unit.run(forget_messages(unit.connection.dialect, consumer, ids, depth), _ROW)
+            unit.run(forget_messages(unit.connection.dialect, consumer, ids), _ROW)
         raise
     finally:
         _depth.reset(outer)
+
+
+def _release(unit: SQLUnit, nested: Any, depth: int) -> None:
     try:
-        unit.run(release_savepoint(depth), _ROW)
+        if nested is None:
+            unit.run(release_savepoint(depth), _ROW)
+        else:
+            unit.release(nested, _ROW)
     except StoreUnavailable as error:
         if not isinstance(error, StatementRejected) and unit.connection.dialect != "sqlite":  # it has none to lose
             raise

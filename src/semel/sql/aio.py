@@ -302,6 +302,21 @@ class AsyncSQLUnit:
             )
         return found
 
+    async def nest(self) -> Any:
+        """Open a savepoint of the caller's session or framework, and return it: what that knows of the transaction has
+        to go back, too, if it is rolled back. None if there is nothing above the driver; then a statement does.
+        """
+        nest = getattr(self.connection, "nest", None)
+        return None if nest is None else await nest()
+
+    async def release(self, savepoint: Any, what: str) -> None:
+        """Release what ``nest`` has returned."""
+        session: Any = self.connection
+        try:
+            await session.release(savepoint)
+        except SemelError as error:
+            raise self._conflict(error, what) from error.__cause__
+
     async def _run(self, program: Program[R], what: str) -> R:
         try:
             return await run_async(program, self.connection)

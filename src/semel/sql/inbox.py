@@ -131,7 +131,7 @@ def apply_messages(dialect: Dialect, consumer: str, ids: Sequence[str]) -> Progr
 
 
 def set_savepoint(depth: int) -> Program[None]:
-    """Mark the place in the transaction that ``forget_messages`` goes back to.
+    """Mark the place in the transaction that ``undo_savepoint`` goes back to.
 
     It comes after the first statement. If it came first, SQLite would open a transaction with it, and release it with a
     COMMIT.
@@ -145,14 +145,15 @@ def release_savepoint(depth: int) -> Program[None]:
     yield _savepoint(depth, "RELEASE SAVEPOINT")()
 
 
-def forget_messages(dialect: Dialect, consumer: str, ids: Collection[str], depth: int) -> Program[None]:
-    """Undo what was done since ``set_savepoint``, and what ``apply_messages`` wrote before it.
-
-    If the transaction has ended, its savepoint is gone, and this fails at once. The rows may then be those of a rival.
-    """
+def undo_savepoint(depth: int) -> Program[None]:
+    """Undo what was done since ``set_savepoint``. Fails if the transaction has ended, and its savepoints with it."""
     yield _savepoint(depth, "ROLLBACK TO SAVEPOINT")()
-    yield from _TABLES[dialect].ask("forget_messages", _rows("id", sorted(ids)), consumer=consumer)
     yield from release_savepoint(depth)
+
+
+def forget_messages(dialect: Dialect, consumer: str, ids: Collection[str]) -> Program[None]:
+    """Undo what ``apply_messages`` wrote. Only in the same transaction: later the rows may be those of a rival."""
+    yield from _TABLES[dialect].ask("forget_messages", _rows("id", sorted(ids)), consumer=consumer)
 
 
 @lru_cache(maxsize=64)

@@ -299,6 +299,21 @@ class SQLUnit:
             )
         return found
 
+    def nest(self) -> Any:
+        """Open a savepoint of the caller's session or framework, and return it: what that knows of the transaction has
+        to go back, too, if it is rolled back. None if there is nothing above the driver; then a statement does.
+        """
+        nest = getattr(self.connection, "nest", None)
+        return None if nest is None else nest()
+
+    def release(self, savepoint: Any, what: str) -> None:
+        """Release what ``nest`` has returned."""
+        session: Any = self.connection
+        try:
+            session.release(savepoint)
+        except SemelError as error:
+            raise self._conflict(error, what) from error.__cause__
+
     def _run(self, program: Program[R], what: str) -> R:
         try:
             return run(program, self.connection)

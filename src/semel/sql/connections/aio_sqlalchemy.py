@@ -177,6 +177,21 @@ class AsyncLentSQLAlchemySession(AsyncLentSQLAlchemy):
     async def finish(self) -> None:
         await self.raw.flush()
 
+    async def nest(self) -> Any:
+        """Open a savepoint of the session's own. If it did not know of a rollback, its objects would stay as they were
+        before, and its next flush would write some of that again.
+        """
+        try:
+            return await self.raw.begin_nested()
+        except _ERRORS as error:
+            raise self._error(error) from error
+
+    async def release(self, savepoint: Any) -> None:
+        try:
+            await savepoint.commit()
+        except _ERRORS as error:
+            raise self._error(error) from error
+
     def in_transaction(self) -> bool:
         session = self.raw.sync_session  # sync: session = self.raw
         return not _autocommits(self._engine) and (self.raw.in_transaction() or session.autobegin)

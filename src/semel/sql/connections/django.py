@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from semel.errors import ConfigurationError
 from semel.sql.connections.adopt import DatabaseAddress, Dialect
-from semel.sql.connections.errors import wrapped_error
+from semel.sql.connections.errors import StatementRejected, wrapped_error
 from semel.sql.connections.literals import mysql_text, require_change
 from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
@@ -69,6 +69,24 @@ class LentDjango:
     def finish(self) -> None:
         """Nothing is held back here."""
 
+    def nest(self) -> Any:
+        """Enter an ``atomic()`` of our own. If Django did not know of the savepoint, an error of the ORM would have all
+        of the caller's transaction rolled back, without a word, and callbacks of ``on_commit()`` would outlive what is
+        undone.
+        """
+        atomic = _atomic(using=self.raw.alias)
+        try:
+            atomic.__enter__()
+        except _ERRORS as error:
+            raise wrapped_error(error, self.dialect) from error
+        return _Nested(self.raw, atomic)
+
+    def release(self, savepoint: _Nested) -> None:
+        try:
+            savepoint.commit()
+        except _ERRORS as error:
+            raise wrapped_error(error, self.dialect) from error
+
     def in_transaction(self) -> bool:
         return bool(self.raw.in_atomic_block or not self.raw.get_autocommit())
 
@@ -111,6 +129,24 @@ class LentDjango:
             atomic.__exit__(RollbackRequested, RollbackRequested(), None)
         except _ERRORS as error:
             raise wrapped_error(error, self.dialect) from error
+
+
+class _Nested:
+    """An ``atomic()`` inside of the caller's."""
+
+    def __init__(self, raw: Any, atomic: Any) -> None:
+        self._raw = raw
+        self._atomic = atomic
+
+    def commit(self) -> None:
+        if self._raw.needs_rollback:  # atomic() would roll back without an error
+            raise StatementRejected("an error inside of atomic() was caught, so Django accepts only a rollback")
+        atomic, self._atomic = self._atomic, None
+        atomic.__exit__(None, None, None)
+
+    def rollback(self) -> None:
+        if self._atomic is not None:
+            self._atomic.__exit__(RollbackRequested, RollbackRequested(), None)
 
 
 class RollbackRequested(Exception):

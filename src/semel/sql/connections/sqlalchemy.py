@@ -170,6 +170,21 @@ class LentSQLAlchemySession(LentSQLAlchemy):
     def finish(self) -> None:
         self.raw.flush()
 
+    def nest(self) -> Any:
+        """Open a savepoint of the session's own. If it did not know of a rollback, its objects would stay as they were
+        before, and its next flush would write some of that again.
+        """
+        try:
+            return self.raw.begin_nested()
+        except _ERRORS as error:
+            raise self._error(error) from error
+
+    def release(self, savepoint: Any) -> None:
+        try:
+            savepoint.commit()
+        except _ERRORS as error:
+            raise self._error(error) from error
+
     def in_transaction(self) -> bool:
         session = self.raw
         return not _autocommits(self._engine) and (self.raw.in_transaction() or session.autobegin)
