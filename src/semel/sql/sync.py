@@ -300,11 +300,11 @@ class SQLUnit:
         return found
 
     def nest(self) -> Any:
-        """Open a savepoint of the caller's session or framework, and return it: what that knows of the transaction has
-        to go back, too, if it is rolled back. None if there is nothing above the driver; then a statement does.
+        """Open a savepoint of the caller's session or framework, and return it. None if there is nothing above the
+        driver; then a statement does.
         """
-        nest = getattr(self.connection, "nest", None)
-        return None if nest is None else nest()
+        session: Any = self.connection
+        return session.nest() if session.nests else None
 
     def release(self, savepoint: Any, what: str) -> None:
         """Release what ``nest`` has returned."""

@@ -38,6 +38,10 @@ class LentConnection(Protocol):
     style: EffectStyle
     """How the parameters of a caller's own statement are written."""
 
+    nests: bool
+    """Whether it has ``nest()`` and ``release()``: a session or framework above the driver opens savepoints of its own,
+    because what it knows of the transaction has to go back with a savepoint."""
+
     @property
     def prepares(self) -> bool:
         """Whether the driver prepares each statement, so that the server plans it only once."""
@@ -98,6 +102,7 @@ class AsyncLentConnection(Protocol):
     awaited: Literal[True]
     opening: str
     style: EffectStyle
+    nests: bool
 
     @property
     def prepares(self) -> bool: ...

@@ -103,6 +103,7 @@ class AsyncLentPsycopg:
     opening: ClassVar[str] = "`async with conn.transaction():`, or a connection without autocommit"
     style: ClassVar[EffectStyle] = "format"
     prepares: ClassVar[bool] = False
+    nests: ClassVar[bool] = False
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:

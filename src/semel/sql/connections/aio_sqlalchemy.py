@@ -46,6 +46,7 @@ class AsyncLentSQLAlchemy:
     awaited: Literal[True] = True
     opening: ClassVar[str] = "`async with engine.begin() as conn:`, or a connection that is not in AUTOCOMMIT"
     style: ClassVar[EffectStyle] = "named"
+    nests: ClassVar[bool] = False
     __slots__ = ("_engine", "_transaction", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:
@@ -146,6 +147,7 @@ class AsyncLentSQLAlchemySession(AsyncLentSQLAlchemy):
     """A sqlalchemy.ext.asyncio.AsyncSession of the caller's, also behind an async_scoped_session."""
 
     opening: ClassVar[str] = "`async with session.begin():`, on an engine that is not in AUTOCOMMIT"
+    nests: ClassVar[bool] = True
     __slots__ = ("_connection",)
 
     def __init__(self, raw: Any) -> None:

@@ -24,6 +24,7 @@ class AsyncLentSQLite:
     opening: ClassVar[str] = 'await conn.execute("BEGIN IMMEDIATE")'
     style: ClassVar[EffectStyle] = "native"
     prepares: ClassVar[bool] = False
+    nests: ClassVar[bool] = False
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:

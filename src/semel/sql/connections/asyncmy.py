@@ -89,6 +89,7 @@ class LentAsyncmy:
     opening: ClassVar[str] = "await conn.begin(), or a connection without autocommit"
     style: ClassVar[EffectStyle] = "format"
     prepares: ClassVar[bool] = False
+    nests: ClassVar[bool] = False
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:

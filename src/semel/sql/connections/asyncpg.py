@@ -116,6 +116,7 @@ class LentAsyncpg(AsyncpgConnection):
     opening: ClassVar[str] = "`async with conn.transaction():`"
     style: ClassVar[EffectStyle] = "numeric"
     prepares: ClassVar[bool] = True
+    nests: ClassVar[bool] = False
     __slots__ = ("_beginning",)
 
     def __init__(self, raw: Any) -> None:

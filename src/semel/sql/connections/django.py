@@ -29,6 +29,7 @@ class LentDjango:
     opening: ClassVar[str] = "`with transaction.atomic():`"
     style: ClassVar[EffectStyle] = "format"
     prepares: ClassVar[bool] = False
+    nests: ClassVar[bool] = True
     __slots__ = ("_atomic", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:

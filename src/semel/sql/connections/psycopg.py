@@ -101,6 +101,7 @@ class LentPsycopg:
     opening: ClassVar[str] = "`with conn.transaction():`, or a connection without autocommit"
     style: ClassVar[EffectStyle] = "format"
     prepares: ClassVar[bool] = False
+    nests: ClassVar[bool] = False
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:

@@ -79,6 +79,7 @@ class LentPyMySQL:
     opening: ClassVar[str] = "conn.begin(), or a connection without autocommit"
     style: ClassVar[EffectStyle] = "format"
     prepares: ClassVar[bool] = False
+    nests: ClassVar[bool] = False
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:

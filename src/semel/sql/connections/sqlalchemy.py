@@ -40,6 +40,7 @@ class LentSQLAlchemy:
     awaited: Literal[False] = False
     opening: ClassVar[str] = "`with engine.begin() as conn:`, or a connection that is not in AUTOCOMMIT"
     style: ClassVar[EffectStyle] = "named"
+    nests: ClassVar[bool] = False
     __slots__ = ("_engine", "_transaction", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:
@@ -139,6 +140,7 @@ class LentSQLAlchemySession(LentSQLAlchemy):
     """A sqlalchemy.orm.Session of the caller's, also behind a scoped_session."""
 
     opening: ClassVar[str] = "`with session.begin():`, on an engine that is not in AUTOCOMMIT"
+    nests: ClassVar[bool] = True
     __slots__ = ("_connection",)
 
     def __init__(self, raw: Any) -> None:

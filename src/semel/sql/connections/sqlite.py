@@ -19,6 +19,7 @@ class LentSQLite:
     opening: ClassVar[str] = 'conn.execute("BEGIN IMMEDIATE"), or `with conn:` where autocommit is off'
     style: ClassVar[EffectStyle] = "native"
     prepares: ClassVar[bool] = False
+    nests: ClassVar[bool] = False
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:
