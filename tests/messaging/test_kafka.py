@@ -455,6 +455,26 @@ def test_partitions_move_to_a_second_consumer_and_nothing_is_lost(kafka: KafkaSe
     asyncio.run(main())
 
 
+def test_a_consumer_that_kafka_has_ended_is_replaced(kafka: KafkaServer) -> None:
+    """librdkafka reports a fatal error once. The consumer would then be silent for ever."""
+    url = kafka.topic(partitions=1)
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(url)
+        assert await publish(broker, brokers.new_streams(streams=1, each=1)) == [Sent()]
+        await broker.close()
+        first, second = (KafkaSource.from_url(f"{url}?group=shared&group.instance.id=one&{QUICK}") for _ in range(2))
+        (held,) = await receive(first, 1)
+        assert await receive(second, 1)  # under the same name, so Kafka refuses the first one
+        with pytest.raises(BrokerUnavailable, match="Kafka has ended this consumer"):
+            await first.receive(10, 30)
+        await second.close()
+        assert [each.message.id for each in await receive(first, 1)] == [held.message.id]
+        await first.close()
+
+    asyncio.run(main())
+
+
 def test_an_offset_is_committed_when_all_before_it_are_acknowledged(kafka: KafkaServer) -> None:
     url = kafka.topic(partitions=1)
 

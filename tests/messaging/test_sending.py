@@ -44,5 +44,10 @@ def test_nothing_follows_a_message_that_was_refused_or_not_sent() -> None:
     assert send(messages, bad="a1") == ([TryAgain("bad"), FOLLOWS, Sent()], [["a1", "b1"]])
 
 
+def test_a_message_that_is_refused_fails_none_before_it() -> None:
+    messages = [message("a", 1), message("a", 2, "two"), message("a", 3), message("a", 4)]
+    assert send(messages, large="a3") == ([Sent(), Sent(), Refused("large"), FOLLOWS], [["a1"], ["a2"]])
+
+
 def test_an_empty_batch_sends_nothing() -> None:
     assert send([]) == ([], [])

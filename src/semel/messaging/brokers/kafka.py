@@ -470,6 +470,9 @@ class KafkaSource:
                 return []
             # consume() waits until it has all of them, so it is only asked for what is there.
             records = [first, *(self._consumer.consume(limit - 1, 0) if limit > 1 else [])]
+        for error in (record.error() for record in records):
+            if error is not None and error.code() == self._library.KafkaError._FATAL:
+                raise self._end(error)
         with self._lock:
             return [found for record in records if (found := self._delivery(record)) is not None]
 
@@ -531,6 +534,8 @@ class KafkaSource:
             if (error := self._commits[awaited]) is not None:
                 raise self._library.KafkaException(error)
         except self._library.KafkaException as error:
+            if error.args[0].code() == self._library.KafkaError._FATAL:
+                raise self._end(error.args[0]) from error
             raise BrokerUnavailable(f"Kafka did not take the acknowledgement: {error.args[0].str()}") from error
 
     def _on_commit(self, error: Any, positions: Sequence[Any]) -> None:
@@ -554,6 +559,13 @@ class KafkaSource:
         except self._library.KafkaException as error:
             raise BrokerUnavailable(f"Kafka cannot be reached: {error.args[0].str()}") from error
         self._down = ""
+
+    def _end(self, error: Any) -> BrokerUnavailable:
+        """Return the error of a consumer that librdkafka uses no more. It would be silent for ever, so the next poll
+        opens another one.
+        """
+        self._leave()
+        return BrokerUnavailable(f"Kafka has ended this consumer: {error.str()}")
 
     def _leave(self) -> None:
         if self._consumer is not None:

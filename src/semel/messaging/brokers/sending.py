@@ -43,11 +43,13 @@ async def send_in_waves(
             stream = message.stream
             if failed and stream in failed:
                 continue
-            if (refused := refuse(message)) is not None:
+            if stream and places.get(stream) == "":  # one before it in the stream waits
+                later.append(at)
+            elif (refused := refuse(message)) is not None:
                 results[at] = refused
                 failed |= {stream} - {""}
             elif stream and places.setdefault(stream, where := place(message)) != where:
-                places[stream] = ""  # what follows in the stream waits as well
+                places[stream] = ""
                 later.append(at)
             else:
                 wave.append(at)
