@@ -262,6 +262,7 @@ def test_a_relay_that_was_stopped_can_drain(sqlite: Desk) -> None:
     relay = Relay(sqlite.store, RecordingBroker())
     with relay:
         wait_until(lambda: relay.report.lanes == 64)
+        relay.stop()  # the end of the block stops it again
     sqlite.add("m1")
     assert relay.drain().sent == 1
     sqlite.add("m2")
@@ -277,6 +278,7 @@ def test_an_async_relay_that_was_stopped_can_drain(open_desk: OpenDesk) -> None:
     async def main() -> None:
         async with relay:
             await asyncio.to_thread(wait_until, lambda: relay.report.lanes == 64)
+            await relay.stop()
         desk.add("m1")
         assert (await relay.drain()).sent == 1
         desk.add("m2")

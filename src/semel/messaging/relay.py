@@ -127,6 +127,7 @@ class AsyncRelay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+        self._driver.forget_stop()
 
 
 class Relay:
@@ -219,6 +220,7 @@ class Relay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        self._stopping = bool(self._running)  # if it was stopped before, nothing is left to stop
 
 
 class _Driver:
@@ -270,7 +272,11 @@ class _Driver:
 
     def _end(self) -> None:
         self._runs -= 1
-        if not self._runs:  # the next one is not stopped
+        self.forget_stop()
+
+    def forget_stop(self) -> None:
+        """If nothing runs any more, the next run or drain is not to be stopped."""
+        if not self._runs:
             self.stopping = False
 
     async def _drive(self, flow: RelayFlow) -> None:
