@@ -410,11 +410,7 @@ class KafkaSource:
                 if self._partitions.get(handle.place) is handle.partition:
                     handle.partition.finish(handle.offset)
                     changed[handle.place] = handle.partition
-            commits = {
-                place: first
-                for place, partition in changed.items()
-                if (first := partition.first_open()) > partition.committed
-            }
+            commits = {place: first for place, each in changed.items() if (first := each.first_open()) > each.committed}
         if commits:
             await self._ask(self._commit, commits)
 
@@ -472,7 +468,8 @@ class KafkaSource:
             records = [first, *(self._consumer.consume(limit - 1, 0) if limit > 1 else [])]
         for error in (record.error() for record in records):
             if error is not None and error.code() == self._library.KafkaError._FATAL:
-                raise self._end(error)
+                self._leave()  # the library uses this consumer no more; the next poll opens another one
+                raise BrokerUnavailable(f"Kafka has ended this consumer: {error.str()}")
         with self._lock:
             return [found for record in records if (found := self._delivery(record)) is not None]
 
@@ -534,8 +531,6 @@ class KafkaSource:
             if (error := self._commits[awaited]) is not None:
                 raise self._library.KafkaException(error)
         except self._library.KafkaException as error:
-            if error.args[0].code() == self._library.KafkaError._FATAL:
-                raise self._end(error.args[0]) from error
             raise BrokerUnavailable(f"Kafka did not take the acknowledgement: {error.args[0].str()}") from error
 
     def _on_commit(self, error: Any, positions: Sequence[Any]) -> None:
@@ -559,13 +554,6 @@ class KafkaSource:
         except self._library.KafkaException as error:
             raise BrokerUnavailable(f"Kafka cannot be reached: {error.args[0].str()}") from error
         self._down = ""
-
-    def _end(self, error: Any) -> BrokerUnavailable:
-        """Return the error of a consumer that librdkafka uses no more. It would be silent for ever, so the next poll
-        opens another one.
-        """
-        self._leave()
-        return BrokerUnavailable(f"Kafka has ended this consumer: {error.str()}")
 
     def _leave(self) -> None:
         if self._consumer is not None:
@@ -661,8 +649,7 @@ class _Partition:
         """The pause is over. Returns where to read on."""
         first = min(self.postponed)
         self._waiting |= self.postponed
-        self.postponed = set()
-        self.resume_at = 0.0
+        self.postponed, self.resume_at = set(), 0.0
         return first
 
 
