@@ -351,7 +351,8 @@ def test_the_first_page_needs_nothing_from_the_internet(payments: Payments) -> N
     page = payments.client.get("/")
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "POST /payments" in page.text
-    assert "://" not in page.text
+    # Without a history, the page shows how to keep one, with a URL that nobody loads.
+    assert "://" not in page.text.replace("postgresql://…", "")
     for path in re.findall('href="([^"]*)"', page.text):
         assert payments.client.get(path).status_code == 200
 
